@@ -7,9 +7,9 @@ the loop that drives them.
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-# In a source checkout the other layers lie beside this folder, in an installed wheel below it. Python
-# then finds `draftwood.kernels` by path: that folder must stay without an `__init__.py`, or it would be
-# taken for Hugging Face's package of the same name when the checkout is on `sys.path`.
+# In a source checkout the other layers are next to this folder, in an installed wheel below it. Python then
+# finds `draftwood.kernels` by path: that folder must stay without an `__init__.py`, or it would be taken for
+# Hugging Face's package of the same name when the checkout is on `sys.path`.
 _here = Path(__file__).resolve().parent
 if _here.name == "framework":
     __path__.append(str(_here.parent))

@@ -1,7 +1,8 @@
 """Every configuration of every kernel, compiled ahead of time, which needs no GPU.
 
-`python -m draftwood.kernels.compiled` compiles them all and prints the table; with names of operations, these
-alone; with `--json`, for programs; with `--write`, into kernels/COMPILED.md, whose other parts stay.
+`python -m draftwood.kernels.compiled` compiles them all and prints the table; with names of operations, only
+these. `--json` prints it for programs; `--write` replaces the table in kernels/COMPILED.md and keeps the
+rest.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def configurations(operation: str) -> tuple[Configuration, ...]:
 
 
 def compile_for(configuration: Configuration, capability: int) -> Compiled:
-    """Compile `configuration` for sm_`capability` and read what came out."""
+    """Compile `configuration` for sm_`capability` and read the properties of the result."""
     binary = build(configuration, capability)
     usage, code = _inspected(binary.asm["cubin"])
     return Compiled(
@@ -128,7 +129,7 @@ def occupancy(capability: int, *, registers: int, shared: int, warps: int) -> fl
 
 
 def table(entries: list[Compiled]) -> str:
-    """The Markdown page of what was compiled."""
+    """Returns the Markdown page of the compiled kernels."""
     import triton
 
     lines = [
@@ -157,7 +158,7 @@ def table(entries: list[Compiled]) -> str:
 
 
 def write(entries: list[Compiled]) -> None:
-    """Put what was compiled into the page; operations that are not in `entries` keep their part."""
+    """Put the compiled kernels into the page; operations that are not in `entries` keep their part."""
     head, *new = table(entries).split("\n## ")
     old = TABLE.read_text(encoding="utf-8").split("\n## ")[1:] if TABLE.exists() else []
     parts = {part.split("\n")[0]: part.rstrip("\n") + "\n" for part in (*old, *new)}

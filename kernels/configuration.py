@@ -1,4 +1,4 @@
-"""One way to compile a kernel, as data: what a dispatcher launches and what is compiled ahead of time."""
+"""One way to compile a kernel, as data, both for launches and for compiling ahead of time."""
 
 from __future__ import annotations
 

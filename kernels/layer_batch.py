@@ -27,9 +27,9 @@ def replay_layers(
     """The new states of `layers`, which may differ in shape.
 
     Args:
-        operation: for the log.
-        layers: all alike in what their tensors are.
-        objection: why no kernel serves a layer, its addresses aside.
+        operation: name of the operation, for the log.
+        layers: tensors of every layer; all layers have the same kinds of tensors.
+        objection: why no kernel supports a layer, apart from its addresses.
         launch: runs the kernel for layers of one memory layout, of which it gets one; its plan, int64
             `[layers, tensors + 1]`, holds the addresses of every layer's tensors and of its new state,
             which is contiguous.

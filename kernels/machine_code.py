@@ -14,12 +14,12 @@ R = TypeVar("R")
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, which goes over arrays and numbers alone, compiled by numba when it is first called.
+    """Returns `function`, which only takes arrays and numbers, compiled by numba on its first call.
 
-    The code is kept on disk for the next process: beside the source, or where numba keeps it for a user.
-    Where neither can be written to, every process compiles anew. Sums may be taken in another order. It is
-    for what depends on what came before, such as a running sum that decides how it goes on, or takes several
-    sums of one pass: numpy and torch go over an array once for each.
+    The code is kept on disk for the next process: next to the source, or in numba's folder for the user.
+    Where neither can be written to, every process compiles again. Sums may be added in a different order. Use
+    it for loops whose steps depend on earlier ones, such as a running sum that decides how to continue, or
+    that take several sums in one pass: numpy and torch read an array once for each sum.
     """
 
     machine_code: Callable[P, R] | None = None

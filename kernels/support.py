@@ -1,4 +1,4 @@
-"""Whether a kernel or its reference serves a call: what all kernels ask, and how to turn them off."""
+"""Choice between a kernel and its reference: checks that all kernels share, and a way to turn kernels off."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch import Tensor
 log = logging.getLogger(__name__)
 
 ENVIRONMENT = "DRAFTWOOD_KERNELS"
-"""Environment variable: `off` serves every call by the references."""
+"""Environment variable: `off` runs the reference for every call."""
 
 _override: bool | None = None
 _logged: set[tuple[str, str]] = set()
 
 
 def enabled() -> bool:
-    """Whether kernels may run at all: what `kernels_enabled` says, else the environment."""
+    """Returns whether kernels may run at all: what `kernels_enabled` says, else the environment."""
     if _override is not None:
         return _override
     return os.environ.get(ENVIRONMENT, "on").lower() not in ("off", "0", "false", "no")
@@ -40,17 +40,17 @@ def kernels_enabled(on: bool) -> Iterator[None]:
 
 
 def interpreted() -> bool:
-    """Whether Triton's interpreter runs kernels, on CPU tensors too; for tests, it is slow."""
+    """Returns whether Triton's interpreter runs kernels, on CPU tensors too; for tests, it is slow."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "y", "yes")
 
 
 def objection(first: Tensor) -> str | None:
-    """Why no kernel may run over tensors like `first`, as the end of a sentence; None where one may."""
+    """Returns why no kernel may run over tensors like `first`, to end a sentence; None where one may."""
     return objection_on(first.device)
 
 
 def objection_on(device: torch.device) -> str | None:
-    """Why no kernel may run on `device`; None where one may."""
+    """Returns why no kernel may run on `device`; None where one may."""
     if torch.compiler.is_compiling():
         return "the call is traced"
     if device.type == "cpu" and not os.environ.get("TRITON_INTERPRET"):
@@ -68,15 +68,15 @@ def objection_on(device: torch.device) -> str | None:
 
 
 def use_kernel(operation: str, reason: str | None) -> bool:
-    """Whether the kernel of `operation` runs, which it does without a `reason`; logs each choice once."""
+    """Returns whether the kernel of `operation` runs: it does without a `reason`. Logs each choice once."""
     if torch.compiler.is_compiling():
         return reason is None
     if (operation, reason or "") not in _logged:
         _logged.add((operation, reason or ""))
         if reason is None:
-            log.info("%s: the Triton kernel serves it.", operation)
+            log.info("%s: runs the Triton kernel.", operation)
         else:
-            log.info("%s: the reference serves it, because %s.", operation, reason)
+            log.info("%s: runs the reference, because %s.", operation, reason)
     return reason is None
 
 

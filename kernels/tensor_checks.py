@@ -1,4 +1,4 @@
-"""Checks of the tensors that kernels take: shapes, dtypes, layout; and the strides that they are told."""
+"""Checks of the tensors that kernels take: shapes, dtypes, layout; and the strides that they are given."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_shapes(basis: str, shapes: Mapping[str, tuple[Tensor, tuple[int, ...]]
 
 
 def dtype_objection(*tensors: Tensor) -> str | None:
-    """Why no kernel takes `tensors`, which must be of one dtype, their layout aside; None where one does."""
+    """Returns why no kernel takes the one dtype of `tensors`, or their device; None where one does."""
     if (reason := support.objection(tensors[0])) is not None:
         return reason
     dtypes = {tensor.dtype for tensor in tensors}
@@ -32,9 +32,9 @@ def dtype_objection(*tensors: Tensor) -> str | None:
 
 
 def layout_objection(multiple: int = 16, /, **tensors: Tensor) -> str | None:
-    """Why tensors, passed by name, are not laid out in memory as kernels read them; None where they do.
+    """Returns why named tensors are not laid out in memory as kernels read them; None where they are.
 
-    Asked for: a contiguous last axis, other strides in such multiples of elements (an axis of one element
+    Kernels need a contiguous last axis, other strides in such multiples of elements (an axis of one element
     aside), addresses in multiples of 16 bytes, and strides below 2^31. So every call is one of the
     configurations that were compiled ahead of time.
     """

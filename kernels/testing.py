@@ -24,7 +24,7 @@ TOPOLOGIES: dict[str, Callable[[int, random.Random], list[int]]] = {
 def visible(rows: Sequence[Sequence[int]]) -> Tensor:
     """bool `[rows, nodes, nodes]`: each node sees itself and its ancestors; `rows` are parents.
 
-    Shorter rows are padded by nodes that see themselves alone.
+    Shorter rows are padded with nodes that only see themselves.
     """
     n = max((len(parents) for parents in rows), default=0)
     seen = torch.eye(n, dtype=torch.bool).repeat(len(rows), 1, 1)

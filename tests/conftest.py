@@ -1,4 +1,4 @@
-"""What holds for every test: one thread a process, nothing from the network, bounded searches, no kernels.
+"""Settings of every test: one thread per process, no network, bounded searches, no kernels.
 
 A test whose marker names what this system lacks is skipped with the reason.
 

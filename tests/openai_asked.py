@@ -1,4 +1,4 @@
-"""What tests of the example server share: its client, and its texts without a server."""
+"""Helpers of the example server's tests: its client, and its texts without a server."""
 
 from __future__ import annotations
 

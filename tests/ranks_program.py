@@ -1,4 +1,4 @@
-"""What every process of `test_ranks.py` runs: a sharded target, and texts by several strategies as JSON."""
+"""Program of every process of `test_ranks.py`: a sharded target, and texts by several strategies as JSON."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def drafter(changed: float = 0.0) -> Drafter:
 def texts(
     target: StateBackend, drafts: Drafter, *, policies: Sequence[str] = tuple(STRATEGIES), **options: Any
 ) -> dict[str, list[list[int]]]:
-    """Of these strategies, greedy and sampled."""
+    """Returns the texts of these strategies, greedy and sampled."""
     written = {}
     for policy in policies:
         given, verifier = STRATEGIES[policy]

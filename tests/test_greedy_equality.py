@@ -49,7 +49,7 @@ def prompts():
 
 @pytest.fixture(scope="module")
 def wanted(prompts):
-    """What `generate` writes behind the prompt of a number; short texts are the beginning of one."""
+    """Returns `generate`'s texts by the number of a prompt; a short text is the beginning of a long one."""
 
     @cache
     def text(number, tokens):

@@ -36,7 +36,7 @@ def named(text: str) -> set[str]:
 
 
 def absent(text: str) -> set[str]:
-    """What a text names and is not there: files, and targets of make in code."""
+    """Returns names in a text that do not exist: files, and targets of make in code."""
     commands = set(re.findall(r"(?:^|`)make ([a-z][\w-]*)", text, re.MULTILINE))
     return {path for path in named(text) if not (ROOT / path).exists()} | (commands - targets())
 

@@ -215,7 +215,7 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 
 
 def import_graph(sources: Iterable[tuple[str, str, bool]]) -> dict[str, set[str]]:
-    """What each module imports, of modules as (source, name, whether it is a package)."""
+    """Returns the imports of each module, given modules as (source, name, whether it is a package)."""
     sources = list(sources)
     known = {name for _, name, _ in sources}
     return {name: imported(source, name, is_package, known) for source, name, is_package in sources}

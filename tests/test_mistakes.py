@@ -95,13 +95,13 @@ def one(name: str) -> Mistake:
 
 @cache
 def caught_as_said(name: str) -> Caught | None:
-    """What the check of the table says of the mistake, or the first one that fails."""
+    """Returns the result of the table's check for the mistake, or of the first check that fails."""
     return one(name).caught(CAUGHT.get(name))
 
 
 @cache
 def without_mistake(part: str, right: Callable[[], object], check: str) -> Caught | None:
-    """What `check` says of the part without a mistake; many have theirs in the same part."""
+    """Returns the result of `check` for the part without a mistake; many mistakes share a part."""
     return Mistake("no mistake", "", part, right).clean(check)
 
 

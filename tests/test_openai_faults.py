@@ -1,4 +1,4 @@
-"""Faults of the machine and of the code behind the example server, as its clients see them."""
+"""Faults of the machine and of the code that the example server calls, as its clients see them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example server, asked by OpenAI's own client; its texts are those of the decoder without a server."""
+"""The example server, asked by OpenAI's own client; its texts equal the decoder's texts without a server."""
 
 from __future__ import annotations
 

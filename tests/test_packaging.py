@@ -1,4 +1,4 @@
-"""What users install: the wheel's contents, the search path, and what an import pulls in."""
+"""The installed package: the wheel's contents, the search path, and the modules that an import loads."""
 
 import configparser
 import os
@@ -53,7 +53,7 @@ def fake_kernels(tmp_path: Path) -> Path:
 
 
 def python(code: str, *, cwd: Path = ROOT, path: Path | None = None) -> str:
-    """What `python -c code` prints; its `sys.path` begins with `cwd`, then `path`."""
+    """Returns the output of `python -c code`; its `sys.path` begins with `cwd`, then `path`."""
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONSAFEPATH")}
     if path is not None:
         env["PYTHONPATH"] = str(path)

@@ -1,4 +1,4 @@
-"""What other systems lack is not needed: the library decodes without it, and tests that need it say so."""
+"""The library decodes without features that other systems lack, and tests that need these say so."""
 
 import ast
 import json
@@ -119,7 +119,7 @@ EACH = """
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the parts print, one after another in a Python that lacks what Windows lacks."""
+    """Returns the output of the parts, run in a Python without the features that Windows lacks."""
     setting = ELSEWHERE.format(nowhere_else=sorted(NOWHERE_ELSE - {"posix"}))
     names = [name for _, name, _ in modules() if not name.endswith(("__main__", ".kernel", ".lm_eval"))]
     assert len(names) > 100
@@ -159,7 +159,7 @@ def test_a_text_a_proof_and_a_bench_elsewhere(said: dict[str, str]) -> None:
 
 @pytest.fixture
 def a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What torch says of MPS, of which it names the device and refuses float64."""
+    """Make torch behave as on MPS: it names the device and refuses float64."""
     empty = torch.empty
 
     def on_mps(*size: int, device: object = "cpu", dtype: torch.dtype | None = None) -> torch.Tensor:

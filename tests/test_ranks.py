@@ -1,4 +1,4 @@
-"""A target that is sharded over two processes: both write what one alone writes, whatever differs in them."""
+"""A target that is sharded over two processes: both write the text of a single process, whatever differs."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def said() -> list[dict[str, Any]]:
-    """What each process printed."""
+    """Returns the output of each process."""
     done = subprocess.run(
         [*LAUNCHER, str(PROGRAM)], capture_output=True, text=True, timeout=300, cwd=PROGRAM.parents[1]
     )

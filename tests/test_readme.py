@@ -1,4 +1,4 @@
-"""The README's Python runs as it stands, block after block."""
+"""The README's Python runs unchanged, block after block."""
 
 import re
 from pathlib import Path

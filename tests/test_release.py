@@ -1,4 +1,4 @@
-"""What `.ci/release` refuses to leave behind; it builds and installs, and these tests do not."""
+"""Refusals of `.ci/release`; it builds and installs, and these tests do not."""
 
 import importlib.util
 import re

@@ -1,4 +1,4 @@
-"""The tutorials run as they stand: files are saved, Python is run, and commands print what the page shows."""
+"""The tutorials run unchanged: files are saved, Python is run, and commands print what the page shows."""
 
 import os
 import re
@@ -76,7 +76,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def install(project: str, folder: Path) -> None:
-    """What `pip install --editable .` does with a pyproject.toml that only names entry points."""
+    """Installs a pyproject.toml that only names entry points, as `pip install --editable .` does."""
     import tomllib
 
     data = tomllib.loads(project)
@@ -97,7 +97,7 @@ def in_this_process(arguments: str, folder: Path) -> tuple[int, str]:
 
 
 def installed(arguments: str, folder: Path) -> tuple[int, str]:
-    """The same by the command as it is installed, in a shell, as the page's reader types it."""
+    """Runs the installed command in a shell, as the page's reader types it."""
     known = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "PYTHONPATH")}
     known["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{known['PATH']}"
     if list(folder.glob("*.dist-info")):

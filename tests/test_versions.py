@@ -1,4 +1,4 @@
-"""Which versions `make test-versions` installs; the tests that it runs exist."""
+"""The versions that `make test-versions` installs; the tests that it runs exist."""
 
 import tomllib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Of many cases that show the same, `make test` runs some, and `make thorough` all."""
+"""Selection of cases: of many similar ones, `make test` runs some and `make thorough` all."""
 
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -24,7 +24,7 @@ def every(step: int, cases: Iterable[Any]) -> list[Any]:
 
 
 def checks_but(checks: Any, thorough: Collection[str]) -> pytest.MarkDecorator:
-    """What `parametrize_with_checks` gives, with the cases of these ids left to `make thorough`."""
+    """Returns the cases of `parametrize_with_checks`; cases of these ids are left to `make thorough`."""
     names, cases = checks.args
     known = {case.id for case in cases}
     assert set(thorough) <= known, sorted(set(thorough) - known)

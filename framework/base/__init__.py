@@ -1,1 +1,1 @@
-"""What every other room uses: errors, validators, locks, devices and small helpers."""
+"""Errors, validators, locks, devices and small helpers that every other room uses."""

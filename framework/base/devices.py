@@ -1,4 +1,4 @@
-"""Where models run when nobody says where."""
+"""The default device of models."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class OutOfMemory(DraftwoodError, RuntimeError):
 
 
 def sentence(error: BaseException) -> str:
-    """Returns what a person is told of `error`: its own sentence, or its class and first line."""
+    """Returns the text of `error` for a person: its own sentence, or its class and first line."""
     said = (str(error).strip() or "no message").splitlines()[0]
     return said if isinstance(error, DraftwoodError) else f"{type(error).__name__}: {said}"
 
@@ -64,7 +64,7 @@ def without_frames(error: Error) -> Error:
 
 
 def is_ctrl_c(error: BaseException) -> bool:
-    """Whether `error` is Ctrl-C, which only comes to the main thread; elsewhere somebody's code raised it."""
+    """Returns whether `error` is Ctrl-C: it only reaches the main thread, elsewhere some code raised it."""
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 

@@ -13,9 +13,9 @@ from draftwood.base.errors import InvalidInput, nearest
 
 
 def import_object(target: str, protocols: Sequence[type]) -> Any:
-    """What `target`, of the form `package.module:Name`, names.
+    """Returns the object that `target`, of the form `package.module:Name`, names.
 
-    The module is looked for where Python looks, and in the current folder.
+    The module is searched for on Python's path and in the current folder.
 
     Args:
         target: module and name.
@@ -38,7 +38,7 @@ def _module(name: str) -> ModuleType:
             f"{name!r} is a file; name the module as Python imports it, such as {module}:Class."
         )
     if here not in sys.path:
-        sys.path.append(here)  # behind everything else, so that no file here hides an installed module
+        sys.path.append(here)  # last, so that no file here hides an installed module
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -53,7 +53,7 @@ def _module(name: str) -> ModuleType:
     except (Exception, SystemExit) as error:  # anyone's module may fail in any way
         message = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InvalidInput(
-            f"{name!r} cannot be imported ({type(error).__name__}: {message}); mend it first."
+            f"{name!r} cannot be imported ({type(error).__name__}: {message}); fix it first."
         ) from error
 
 
@@ -67,7 +67,7 @@ def _named(module: ModuleType, name: str, protocols: Sequence[type]) -> Any:
 
 
 def is_strategy_class(value: Any, protocols: Sequence[type]) -> bool:
-    """Whether `value` is a class derived from one of the protocols, and none of them itself."""
+    """Returns whether `value` is a class derived from one of the protocols, and none of them itself."""
     return (
         isinstance(value, type)
         and value not in protocols

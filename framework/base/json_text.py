@@ -1,4 +1,4 @@
-"""JSON from a file that anyone may have written: what no program of ours writes is refused."""
+"""JSON from a file that anyone may have written: forms that our programs never write are refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice[:40]!r} stands there twice")
+        raise ValueError(f"the key {twice[:40]!r} occurs twice")
     return values
 
 

@@ -1,4 +1,4 @@
-"""Stand-ins for tensors whose values are worked out when somebody looks at them."""
+"""Lazy tensors: their values are computed when they are first read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which call uses a backend or drafter: each serves the rows of one call at a time."""
+"""Locks of backends and drafters: each decodes the rows of one call at a time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from draftwood.base.errors import InvalidInput
 
 @attrs.frozen
 class CallLock:
-    """What one call uses.
+    """The backends, drafters and rows that one call uses.
 
     Attributes:
         parts: the identities of backends and drafters.
-        rows: of the call.
+        rows: the rows of the call.
     """
 
     parts: frozenset[int]
@@ -45,12 +45,12 @@ def keep(hold: object, parts: Iterable[Any], release: Callable[[], None]) -> Non
 
 
 def take(hold: object) -> bool:
-    """Whether `hold` was still kept; from now on its states are the caller's to release."""
+    """Returns whether `hold` was still kept; from now on its states are the caller's to release."""
     return _kept.pop(hold, None) is not None
 
 
 def drop(hold: object) -> None:
-    """Release what is kept by `hold`, if it still is."""
+    """Release the states that `hold` keeps, if it still does."""
     if (kept := _kept.pop(hold, None)) is not None:
         kept[1]()
 

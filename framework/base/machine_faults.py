@@ -28,7 +28,7 @@ class MachineFault:
     Attributes:
         kind: `"memory"`: it ran out, on a CPU or GPU; `"rank"`: another process of a `torch.distributed`
             group died or did not answer in time; `"disk"`: there was no room for a file.
-        message: one sentence: the fault, its reason, and what to do.
+        message: one sentence: the fault, its reason, and a remedy.
     """
 
     kind: Kind = attrs.field(validator=attrs.validators.in_(("memory", "rank", "disk")))
@@ -36,7 +36,7 @@ class MachineFault:
 
     @property
     def retry(self) -> bool:
-        """Whether the same work may succeed with fewer rows at once."""
+        """Returns whether the same work may succeed with fewer rows at once."""
         return self.kind == "memory"
 
 

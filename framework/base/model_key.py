@@ -23,11 +23,11 @@ _DEPTH = 3
 
 @attrs.frozen
 class ModelKey:
-    """What a model is made of, in a form that compares.
+    """A comparable description of a model's parts.
 
     Attributes:
         structure: its modules' classes, forwards, hooks and modes, its configuration, dtypes and devices, and
-            autocast. Whether a method of running trees serves it depends on nothing else.
+            autocast. Nothing else decides whether a method of running trees supports the model.
         contents: its modules and tensors by identity, storage and layout, and the modules' other attributes,
             such as which adapters are active. A copy of it depends on these too. Values of weights that are
             updated in place do not count, as copies share them.
@@ -67,12 +67,12 @@ class ModelKey:
 
 
 def _tensor(tensor: Tensor, *, streamed: bool) -> tuple[Any, ...]:
-    """Identity, storage and layout; of weights that are brought for every pass the layout alone."""
+    """Returns identity, storage and layout; for weights that are loaded for every pass, only the layout."""
     if streamed or tensor.device.type == "meta":
         return tensor.shape, tensor.dtype
     try:
         place = tensor.data_ptr()
-    except RuntimeError:  # a tensor subclass without storage of its own, such as a quantised one
+    except RuntimeError:  # a tensor subclass without its own storage, such as a quantised one
         place = 0
     return id(tensor), place, tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 

@@ -33,7 +33,7 @@ class Scratch:
         return torch.as_strided(piece.storage, shape, strides, start)
 
     def reset(self) -> None:
-        """Take everything back: what was handed out may be overwritten from now on."""
+        """Take everything back: tensors that were handed out may be overwritten from now on."""
         for piece in self._pieces.values():
             piece.used = 0
 

@@ -1,8 +1,8 @@
 """Files that are written whole or not at all, and never through a link.
 
-A name that is there already may be a link that somebody else made: what is written over it would change the
-file that the link points to. So a file is written next to its name and then takes the name, which replaces a
-link instead of following it, and links are refused before that.
+An existing name may be a link that somebody else made: writing to it would change the file that the link
+points to. So a file is written next to its name and then takes the name, which replaces a link instead of
+following it, and links are refused before that.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def inner_folder(folder: Path) -> Path:
 
 
 def temporary_names(file: Path) -> str:
-    """What the names of files begin with that are written to become `file`; a kill may leave one."""
+    """Returns the prefix of the temporary files that are renamed to `file`; a kill may leave one of them."""
     return f".{file.name}-"
 
 
@@ -67,7 +67,7 @@ def written_whole(file: Path, *, new: bool = False) -> Iterator[Path]:
     """A path to write to, whose file becomes `file` at the end of the block, unless the block raises.
 
     Args:
-        file: what is written; an older file of this name is replaced.
+        file: the file to write; an older file of this name is replaced.
         new: refuse an older file instead.
 
     Raises:
@@ -151,7 +151,7 @@ def _synchronise(file: Path) -> None:
 
 
 def _check_name(file: Path) -> None:
-    """Refuse what no file should take the place of: links, folders, devices."""
+    """Refuse names that no file should replace: links, folders, devices."""
     if file.is_symlink():
         raise _link(file)
     if file.is_dir():

@@ -33,16 +33,16 @@ class BatchRow:
         policy: grows the trees of all rows.
         streams: the random numbers of this row.
         stops: the conditions under which it ends.
-        settings: how its tokens are chosen, and what its records hold.
-        prefix: the text that processors are shown; None where none reads it.
+        settings: settings for the choice of its tokens, and for its records.
+        prefix: the text that processors see; None where none reads it.
         constraint: the tokens that may be written, or None.
-        policy_state: what the policy has learnt from this row.
+        policy_state: the policy's state, learnt from this row.
         grown: the round's tree as a policy that learns grew it, without forced spans; None otherwise.
         kept: whether its state stays when its text has ended, so that it can go on.
         idle: whether it has ended and stays.
         place: its position among the rows that target and drafter hold; None where they do not hold it.
-        unread: tokens of its text that the target is still to read: the prompt of a row that waits, or what
-            follows the text of a row that goes on.
+        unread: tokens of its text that the target is still to read: the prompt of a row that waits, or the
+            new tokens of a row that goes on.
         undrafted: tokens of its text that the drafter is still to read; None where the drafter holds the row.
         error: the exception that ends it, raised by code that the row's caller handed in; None otherwise.
     """
@@ -68,11 +68,11 @@ class BatchRow:
 
     @property
     def reads_prefix(self) -> bool:
-        """Whether a distribution depends on more than the logits."""
+        """Returns whether a distribution depends on more than the logits."""
         return self.prefix is not None or self.constraint is not None
 
     def reachable(self, path: Path) -> bool:
-        """Whether the text may go on after `path`: not after its end, and not beyond its limit.
+        """Returns whether the text may go on after `path`: not after its end, and not beyond its limit.
 
         One token after another, nobody would ask what follows an unreachable node.
         """
@@ -110,7 +110,7 @@ class BatchRow:
         return None if self.prefix is None else Prefixes(self.prefix, paths)
 
     def go_on_after(self, tokens: int, *, undrafted: list[int] | None) -> None:
-        """Begin with the first `tokens` of what is unread: the target has read all but the last, the root."""
+        """Begin with the first `tokens` unread tokens: the target has read all but the last, the root."""
         self.root, self.unread = self.unread[tokens - 1], self.unread[tokens:]
         self.undrafted = undrafted
         if self.prefix is not None:

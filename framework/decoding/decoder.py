@@ -46,7 +46,7 @@ def as_backend(target: Any) -> StateBackend:
 
 
 def is_model(drafter: Any) -> bool:
-    """Whether `drafter` is a backend, model object, folder or hub name."""
+    """Returns whether `drafter` is a backend, model object, folder or hub name."""
     return isinstance(drafter, (str, PathLike, torch.nn.Module)) or StateBackend in type(drafter).__mro__
 
 
@@ -75,7 +75,7 @@ class SpeculativeDecoder:
     Raises:
         IncompatibleStrategy: the verifier cannot judge the policy's trees.
         IncompatibleModels: target and drafter have different vocabularies.
-        InvalidInput: the policy learns, and what it learns is no state that can be handed on.
+        InvalidInput: the policy learns, and its state is not one that can be passed on.
     """
 
     target: StateBackend = attrs.field(converter=as_backend)
@@ -94,7 +94,7 @@ class SpeculativeDecoder:
         fit_vocabulary(self.drafter, self.target.vocab_size)
         if any(backend is self.target for backend in self.drafter.backends):
             raise IncompatibleModels(
-                "Target and drafter are one backend, which holds one state a row; load the model a second "
+                "Target and drafter are one backend, which holds one state per row; load the model a second "
                 "time for the drafter (the weights are shared)."
             )
 
@@ -117,26 +117,26 @@ class SpeculativeDecoder:
 
         Args:
             input_ids: `[rows, length]` integers, left-padded where `attention_mask` is 0; or a list of
-                token lists. A tensor comes back as it is, in front of what was written.
-            constraint: what may be written: one for all rows, or one a row.
-            policy_state: what a policy that learns starts from: one state for all rows, or a list of one a
-                row, as `Generation.policy_states` of an earlier call. Default: it starts afresh.
+                token lists. A tensor is returned unchanged, followed by the new tokens.
+            constraint: the tokens that may be written: one constraint for all rows, or one per row.
+            policy_state: initial state of a policy that learns: one for all rows, or a list with one per row,
+                as `Generation.policy_states` of an earlier call. Default: the policy's first state.
             seed: row 0 draws from `seed`, the others from seeds spawned from it; or row i from `seed[i]`.
                 `Generation.seeds` names them. Default: torch's global generator, or 0 at temperature 0.
             streamer: a `transformers` streamer; one row only, as there. Its `end()` is always called.
-            output_logprobs: `Generation.logprobs`.
-            output_scores: `Generation.scores`; memory for a vocabulary a token.
-            output_logits: `Generation.logits`, likewise.
+            output_logprobs: return `Generation.logprobs`.
+            output_scores: return `Generation.scores`; this needs memory for one vocabulary per token.
+            output_logits: return `Generation.logits`; this needs as much memory.
             options: see `TextOptions`.
 
         Returns:
-            The sequences, or a `Generation` with `return_dict_in_generate`. Ctrl-C ends all rows and
-            returns what was written.
+            The sequences, or a `Generation` with `return_dict_in_generate`. Ctrl-C ends all rows and returns
+            the text written so far.
         """
         check_names(options)
         prompts = as_prompts(input_ids, attention_mask)
         if streamer is not None and len(prompts) > 1:
-            raise InvalidInput(f"A streamer shows one row and {len(prompts)} were given; call once a row.")
+            raise InvalidInput(f"A streamer shows one row and {len(prompts)} were given; call once per row.")
         keep = TokenDetails(logits=output_logits, scores=output_scores, logprobs=output_logprobs)
         states = policy_states.row_states(self.policy, policy_state, len(prompts))
         statistics, written = Statistics(), PartialGeneration.nothing(states)
@@ -199,11 +199,11 @@ class SpeculativeDecoder:
             constraint: as in `generate`, and so are `policy_state` and `seed`.
             policy_state: see `constraint`.
             seed: see `constraint`.
-            keep: what the records hold besides tokens.
+            keep: details that the records hold besides tokens.
             statistics: filled on the way.
             padded: the prompts as one batch `[rows, length]`, which processors and criteria are then shown as
                 transformers' `generate` shows it.
-            turn: what one row goes on from; it is filled when the row's text has ended.
+            turn: the state from which one row continues; it is filled when the row's text has ended.
             options: see `TextOptions`.
         """
         prompts = as_prompts(prompts)
@@ -212,7 +212,7 @@ class SpeculativeDecoder:
         states = policy_states.row_states(self.policy, policy_state, len(prompts))
         seeds = self._agreed(row_seeds(seed, len(prompts)))
         session = self.session(
-            seed=0,  # every row has one of its own
+            seed=0,  # every row has its own
             keep=keep,
             statistics=statistics,
             padded=padded,
@@ -250,7 +250,7 @@ class SpeculativeDecoder:
         """A session without rows, which join, leave and go on between its rounds.
 
         The options hold for rows that are added without their own; seeds of rows that are added without one
-        are spawned from `seed`. The other arguments are those of `stream`.
+        are spawned from `seed`. The other arguments are the arguments of `stream`.
         """
         check_names(options)
         renew(self.target, self.drafter, past=None if turn is None else turn.past)
@@ -300,7 +300,7 @@ class SpeculativeDecoder:
         )
 
     def _defaults(self, ends: frozenset[int], *, sampled_by_default: bool) -> tuple[Any, ...]:
-        """The processors of the target's own defaults; what is left out of them is said once."""
+        """Returns the processors of the target's own defaults; logs once which settings are left out."""
         if not self.follows_defaults:
             return ()
         defaults = ModelDefaults.of(self.target.model, ends=ends, device=self.target.device)
@@ -332,5 +332,5 @@ def _per_row(constraint: Constraint | Sequence[Constraint] | None, rows: int) ->
     per_row: list[Constraint | None]
     per_row = list(constraint) if isinstance(constraint, Sequence) else [constraint] * rows
     if len(per_row) != rows:
-        raise InvalidInput(f"{len(per_row)} constraints were given for {rows} rows; give one a row.")
+        raise InvalidInput(f"{len(per_row)} constraints were given for {rows} rows; give one per row.")
     return per_row

@@ -1,4 +1,4 @@
-"""What `generate` returns, put together from its rounds."""
+"""The result of `generate`, assembled from its rounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from draftwood.decoding.stopping import by_step
 
 @attrs.frozen
 class Generation:
-    """What `generate` wrote.
+    """The result of `generate`.
 
     Attributes:
         sequences: int64 `[rows, length]`: the prompts, padding included, then the new tokens,
@@ -24,14 +24,14 @@ class Generation:
         finish_reasons: why each row ended: `"eos"`, `"length"`, `"context"`, `"criteria"`,
             `"interrupted"`.
         statistics: the totals and every round.
-        seeds: the seed of every row, by which it can be written again alone.
-        policy_states: what a policy that learns knows at the end of every row; the next call goes on from
-            there with `policy_state=`. None where the policy does not learn.
-        logprobs: of every row's tokens under the target's own logits, before processors and temperature;
-            None unless asked for.
-        scores: float32 `[rows, vocab]` a step, after processors and warpers, as `generate` of
-            transformers gives them; behind its end a row is certain of padding. None unless asked for.
-        logits: the same before processors.
+        seeds: the seed of every row, with which the row can be written again by itself.
+        policy_states: the state of a learning policy at the end of every row; give it to the next call as
+            `policy_state=`. None where the policy does not learn.
+        logprobs: log-probabilities of every row's tokens under the target's logits, before processors and
+            temperature; None unless requested.
+        scores: float32 `[rows, vocab]` per step, after processors and warpers, as `generate` of transformers
+            returns them; after its end a row gives padding probability 1. None unless requested.
+        logits: the scores before processors.
     """
 
     sequences: Tensor
@@ -50,7 +50,7 @@ class WrittenRow:
     """The text that rounds have written so far after one prompt.
 
     Attributes:
-        policy_state: what a policy that learns knows.
+        policy_state: the state of a policy that learns.
         tokens: new tokens.
         finish_reason: as in `Generation`.
         records: one for each round.
@@ -78,7 +78,7 @@ class WrittenRow:
 
 @attrs.define(eq=False)
 class PartialGeneration:
-    """What rounds have written so far, row by row."""
+    """The text that rounds have written so far, row by row."""
 
     rows: list[WrittenRow]
 
@@ -96,7 +96,7 @@ class PartialGeneration:
     def generation(
         self, prompts: Tensor, statistics: Statistics, seeds: Sequence[int], *, pad: int, keep: TokenDetails
     ) -> Generation:
-        """What `generate` returns for `prompts` int64 `[rows, length]`."""
+        """Returns the result of `generate` for `prompts` int64 `[rows, length]`."""
         longest = max(len(row.tokens) for row in self.rows)
         padded = [row.tokens + [pad] * (longest - len(row.tokens)) for row in self.rows]
         new = torch.tensor(padded, dtype=torch.int64)

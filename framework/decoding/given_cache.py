@@ -23,7 +23,7 @@ def filled_cache(model_kwargs: Mapping[str, Any]) -> Any:
 def _is_filled(cache: Any) -> bool:
     try:
         return bool(cache.get_seq_length() > 0)
-    except ValueError:  # it has recurrent layers alone
+    except ValueError:  # it only has recurrent layers
         return bool(cache.has_previous_state())
 
 
@@ -44,7 +44,7 @@ class GivenCache:
         """Columns that it holds, padding included."""
         try:
             return int(self.cache.get_seq_length())
-        except ValueError:  # it has recurrent layers alone, and holds some
+        except ValueError:  # it only has recurrent layers, and holds some tokens
             return 0
 
     def begin(self, loop: RoundLoop, rows: Sequence[BatchRow]) -> bool:

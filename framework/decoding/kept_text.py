@@ -39,7 +39,7 @@ class KeptText:
 
     @classmethod
     def of(cls, row: BatchRow, tokens: Sequence[int], loop: RoundLoop) -> KeptText:
-        """Keeps what target and drafter of `loop` hold for its only row."""
+        """Keeps the states of target and drafter of `loop` for its only row."""
         parts = _parts_of(loop)
         kept = cls(list(tokens), row.undrafted, parts, _key_of(parts))
         hold, target, drafter = kept._hold, loop.target, loop.drafter
@@ -56,11 +56,11 @@ class KeptText:
 
     @property
     def hold(self) -> object:
-        """By which `locks` know it."""
+        """The key by which `locks` know it."""
         return self._hold
 
     def current(self) -> bool:
-        """Whether the models and their weights are as they were when the states were made."""
+        """Returns whether the models and their weights are as they were when the states were made."""
         return bool(_key_of(self._parts) == self._key)
 
     def begin(self, loop: RoundLoop, rows: Sequence[BatchRow]) -> bool:
@@ -97,23 +97,24 @@ def _parts_of(loop: RoundLoop) -> tuple[Any, ...]:
 
 
 def _key_of(parts: Sequence[Any]) -> Any:
-    """What the states depend on: the models, and how often their weights were written to."""
+    """Returns a key of all that the states depend on: the models, and the write counts of their weights."""
     models = [part.model for part in parts if isinstance(getattr(part, "model", None), torch.nn.Module)]
     return [(ModelKey.of(model), sum(map(_written, model.parameters()))) for model in models]
 
 
 def _written(tensor: torch.Tensor) -> int:
-    """How often a tensor was written to in place; tensors of inference mode do not count that."""
+    """Returns how often a tensor was written to in place; tensors of inference mode do not count this."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 @attrs.define
 class Turn:
-    """One turn of a chat: what a call goes on from, and what it leaves for the next.
+    """One turn of a chat: the states that a call continues, and the states that it leaves for the next.
 
     Attributes:
         past: of the turn before, or a cache that was given; None: it reads the whole prompt.
-        kept: what this one leaves, once its text has ended; None where it has not, or there are several rows.
+        kept: the states that this call leaves, once its text has ended; None where it has not, or there are
+            several rows.
     """
 
     past: KeptText | GivenCache | None = None

@@ -204,7 +204,7 @@ class RoundLoop:
     def _outcomes(
         self, batch: RunningRows, trees: Sequence[TokenTree], probs: Sequence[Tensor]
     ) -> list[Outcome]:
-        """The verifier's outcomes; where several processes run the target, those of the first."""
+        """Returns the verifier's outcomes; if several processes run the target, the outcomes of the first."""
         ranks, outcomes = self.target.ranks, list[Outcome]()
         if ranks is None or ranks.first:
             outcomes = self.verifier.verify_rows(trees, probs, [row.streams.verify for row in batch.rows])
@@ -282,7 +282,7 @@ class RoundLoop:
     def _finished(
         self, batch: RunningRows, trees: Sequence[TokenTree], probs: Tensor | None
     ) -> Sequence[TokenTree]:
-        """The trees that the target scores; `probs` are those of the last request."""
+        """Returns the trees that the target scores; `probs` are the distributions of the last request."""
         # Nodes that the limit would cut anyway are not worth a pass, and may lie beyond the context.
         rooms = [row.stops.room - 1 for row in batch.rows]
         vocab_size = self.target.vocab_size
@@ -308,9 +308,9 @@ class RoundLoop:
     def _draft_probs(
         self, batch: RunningRows, requests: Requests, logits: Tensor, logs: Mapping[int, RequestLog]
     ) -> Tensor:
-        """What the policy receives for `logits` `[rows, nodes, ..., vocab]`.
+        """Returns the distributions that the policy receives for `logits` `[rows, nodes, ..., vocab]`.
 
-        `logs` are of the rows whose distributions depend on their prefix, by position.
+        `logs` has the rows whose distributions depend on their prefix, by position.
         """
         plain = [None if row.reads_prefix else row.settings.draft_sampling for row in batch.rows]
         probs = row_settings.proposals(plain, logits, self._scratch, counts=requests.counts)

@@ -10,7 +10,7 @@ and for every resample of a bootstrap. The sums, all over texts unless said othe
     seconds                     wall time; rows of one batch share it
     text_seconds                wall time of every text; equal to `seconds` where texts are written one by one
     first_token_seconds         time of every text until its first token was there
-    round_seconds               of the rounds alone
+    round_seconds               wall time of the rounds only
     prefill_seconds, draft_seconds, target_seconds, verify_seconds      parts of `seconds`
     draft_cost_calls            draft passes, each as a share of a target pass by the bytes of its weights
     right, scored               right answers, and texts that have one

@@ -1,4 +1,4 @@
-"""What a model's generation config asks of every text, as `generate` follows it."""
+"""Defaults of a model's generation config for every text, applied as `generate` applies them."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _SAMPLING: dict[str, tuple[Any, ...]] = {
 
 @attrs.frozen(eq=False)
 class ModelDefaults:
-    """What a model's generation config asks of every text, besides where it ends.
+    """Defaults of a model's generation config for every text, except for its end.
 
     Attributes:
-        processors: transformers' own, in the order in which `generate` asks them: sequence bias, repetition
-            penalty, repeated n-grams, bad words, least length, invalid values, suppressed tokens.
-        left_out: settings that these processors do not follow, as `name=value`.
-        sampling: those by which it samples where the caller does not say how, alike; empty: it is greedy.
+        processors: transformers' own, in the order in which `generate` applies them: sequence bias,
+            repetition penalty, repeated n-grams, bad words, least length, invalid values, suppressed tokens.
+        left_out: settings that these processors do not apply, as `name=value`.
+        sampling: settings for sampling if the caller gives none, as `name=value`; empty: greedy decoding.
     """
 
     processors: tuple[Any, ...] = ()
@@ -55,7 +55,7 @@ class ModelDefaults:
 
     @classmethod
     def of(cls, model: Any, *, ends: Collection[int], device: torch.device) -> ModelDefaults:
-        """Returns those of `model`, as its generation config is now.
+        """Returns the defaults of `model`, from its present generation config.
 
         Args:
             model: of transformers; anything else has none.

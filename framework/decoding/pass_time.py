@@ -1,4 +1,4 @@
-"""What a pass costs, by the tokens in it: whether a larger tree pays."""
+"""Time of a target pass by its number of tokens, which shows whether a larger tree pays off."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PassTime:
         return self.constant + self.linear * tokens + self.quadratic * tokens**2
 
     def shared(self, rows: int) -> PassTime:
-        """A row's share of a pass over so many rows: what does not grow with tokens is paid once for all."""
+        """Returns a row's share of a pass over `rows` rows, which share the constant part of the time."""
         return attrs.evolve(self, constant=self.constant / rows)
 
     @classmethod
@@ -45,7 +45,7 @@ class PassTime:
 
         Args:
             tokens: sizes of passes, at least three different ones.
-            seconds: what each took, above 0.
+            seconds: times of these passes, above 0.
         """
         if len(set(tokens)) < 3 or len(tokens) != len(seconds) or min(seconds, default=0) <= 0:
             raise InvalidInput(
@@ -87,9 +87,9 @@ def pass_seconds(
     context: int = 128,
     repetitions: int = 7,
 ) -> dict[int, list[float]]:
-    """What passes over chains behind `context` tokens of one row took, by size.
+    """Measures passes over chains after `context` tokens of one row: seconds by size.
 
-    The sizes take turns, so that a slow moment of the machine falls on all of them.
+    The sizes take turns, so that a slow moment of the machine affects all of them.
     """
     if backend.lengths:
         raise InvalidInput("The backend is decoding; measure its passes before or after.")
@@ -100,7 +100,7 @@ def pass_seconds(
             for size, durations in times.items():
                 tokens = torch.arange(size).unsqueeze(0) % backend.vocab_size
                 started = perf_counter()
-                # Reading a logit waits for the pass to end where it runs beside the host.
+                # Reading a logit waits for the end of a pass that runs asynchronously.
                 float(backend.extend(tokens, torch.arange(-1, size - 1).unsqueeze(0))[0, -1, 0])
                 if repetition:  # the first turn warms up
                     durations.append(perf_counter() - started)
@@ -111,7 +111,7 @@ def pass_seconds(
 
 
 def as_pass_time(value: PassTime | Sequence[float] | str) -> PassTime:
-    """A `PassTime` from `"constant,linear,quadratic"` or the numbers; what is left out is 0."""
+    """Returns a `PassTime` from `"constant,linear,quadratic"` or the numbers; missing ones are 0."""
     if isinstance(value, PassTime):
         return value
     try:

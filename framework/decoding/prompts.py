@@ -20,7 +20,7 @@ def as_prompts(input_ids: Any, mask: Any = None) -> list[list[int]]:
 
     Args:
         input_ids: int `[rows, length]` or `[length]`; or a list of token lists.
-        mask: as `input_ids`, 0 at padding, which must stand on the left.
+        mask: as `input_ids`, 0 at padding, which must be on the left.
 
     Raises:
         InvalidInput: anything else; the message shows it.
@@ -77,7 +77,7 @@ def _unpadded(ids: Tensor, mask: Any) -> list[list[int]]:
             raise InvalidInput(f"attention_mask is 0 throughout row {row}; let it show one token at least.")
         if length and not bool(seen[-length:].all()):
             raise InvalidInput(
-                f"attention_mask has a 0 behind a 1 in row {row}; pad on the left (padding_side='left'), and "
+                f"attention_mask has a 0 after a 1 in row {row}; pad on the left (padding_side='left'), and "
                 "leave no holes."
             )
     return [row[len(row) - length :] for row, length in zip(rows, lengths, strict=True)]

@@ -1,4 +1,4 @@
-"""What happened in every round, and the totals people compare.
+"""Records of every round, and the totals that people compare.
 
 Records are information for people; nothing in them is read by a later round.
 """
@@ -63,7 +63,7 @@ class RowRecord:
         likeliest: for each of `tokens`, the likeliest tokens in its place and their log-probabilities under
             `logits`, the likeliest first, where they are kept.
         error: the exception that ended the row, raised by code that its caller handed in; None otherwise.
-        policy_state: what a policy that learns knows after the round, else None.
+        policy_state: the state of a policy that learns after the round, else None.
     """
 
     row: int
@@ -98,7 +98,7 @@ class RowRecord:
 
 @attrs.frozen
 class TokenDetails:
-    """What every token's record holds besides the token; each costs memory or time.
+    """The details that a token's record holds besides the token; each costs memory or time.
 
     Attributes:
         logits, scores, logprobs: as in `RowRecord`.
@@ -115,10 +115,11 @@ class TokenDetails:
 class Round:
     """One round over all rows, or the prefill of rows that join; times in seconds.
 
-    `draft_seconds` and `target_seconds` are the passes alone; `seconds` is the whole round. `cut` has the
-    number of new tokens that a row keeps in all, for rows that a criterion ended before this round's tokens:
-    criteria that look at several rows at once are asked when the slowest row has come as far. `prefill` is
-    True where the target read the prompts of `rows`, or more of their text, and gave each its first token.
+    `draft_seconds` and `target_seconds` are the times of the passes; `seconds` is the whole round. `cut` has
+    the number of new tokens that a row keeps in all, for rows that a criterion ended before this round's
+    tokens: criteria that look at several rows at once are asked when the slowest row has come as far.
+    `prefill` is True where the target read the prompts of `rows`, or more of their text, and gave each its
+    first token.
     """
 
     rows: tuple[RowRecord, ...]
@@ -151,7 +152,7 @@ class Statistics:
 
     @property
     def rounds(self) -> list[Round]:
-        """Those in which trees were verified."""
+        """Returns the rounds in which trees were verified."""
         return [entry for entry in self.history if not entry.prefill]
 
     @property
@@ -161,7 +162,7 @@ class Statistics:
 
     @property
     def target_calls(self) -> int:
-        """Target passes after the prefill: one a round."""
+        """Returns the number of target passes after the prefill: one per round."""
         return len(self.rounds)
 
     @property
@@ -170,12 +171,12 @@ class Statistics:
 
     @property
     def sums(self) -> dict[str, float]:
-        """What figures are worked out from; `metrics` says what each sum is."""
+        """Returns the sums from which the figures are computed; `metrics` defines each sum."""
         rounds = self.rounds
         records = [record for finished_round in rounds for record in finished_round.rows]
         texts = len({record.row for entry in self.history for record in entry.rows})
         by_prefill = _tokens(entry for entry in self.history if entry.prefill)
-        # One draft pass serves all rows of a round.
+        # All rows of a round share one draft pass.
         passes = self.draft_calls * len(records) / max(len(rounds), 1)
         return {
             "texts": texts,

@@ -31,7 +31,7 @@ class QueuedText:
         tokens: written so far; after a fault in rows that run with it, from its start again.
         finished: why the text ended, as in `RowRecord`; `"refused"` where it cannot be written, None before.
         refused: a sentence that says why.
-        error: the exception behind that sentence, without its traceback.
+        error: the exception that caused the refusal, without its traceback.
         logprobs: log-probabilities of `tokens`, where the request asks for them.
         top_logprobs: for each of `tokens`, the likeliest tokens in its place and their log-probabilities.
         counts: rounds, drafted, accepted, depth, tokens and prefill_tokens, as in
@@ -66,7 +66,7 @@ class QueuedText:
         return self.request.prompt
 
     def take(self, record: RowRecord, *, prefill: bool) -> None:
-        """Append what a round, or the prompt's own pass, has written."""
+        """Append the tokens of a round, or of the prompt's pass."""
         counts, tokens = self.counts, list(record.tokens)
         self.tokens += tokens
         self.logprobs += record.logprobs or ()
@@ -89,7 +89,7 @@ class QueuedText:
 
     @property
     def statistics(self) -> dict[str, float]:
-        """Of this text alone, by name; times are those of all rows that ran beside it."""
+        """Returns the figures of this text by name; times include all rows that ran together with it."""
         counts = self.counts
         return {
             "new_tokens": int(counts["tokens"]),
@@ -121,8 +121,9 @@ class RowQueue:
 
     Attributes:
         open: makes a session without rows, such as `partial(decoder.session, max_new_tokens=64)`.
-        rows: texts that are written at once.
-        sums: of all texts that have ended, as in `draftwood.decoding.metrics`; `seconds` are those of rounds.
+        rows: number of texts that are written at once.
+        sums: sums over all texts that have ended, defined in `draftwood.decoding.metrics`; `seconds` is the
+            time of the rounds.
     """
 
     open: Callable[[], Session]
@@ -165,7 +166,7 @@ class RowQueue:
         logprobs: int | None = None,
         constraint: Constraint | None = None,
     ) -> QueuedText:
-        """Append a prompt, which waits for a row; the arguments are those of `Session.add`."""
+        """Append a prompt, which waits for a row; takes the arguments of `Session.add`."""
         return self.append(
             TextRequest(
                 prompt,
@@ -181,7 +182,7 @@ class RowQueue:
         )
 
     def append(self, request: TextRequest) -> QueuedText:
-        """As `add`, for a request that is made already."""
+        """Append a request, which waits for a row."""
         text = QueuedText(self._count, request)
         self._count += 1
         self._waiting.append(text)
@@ -210,7 +211,7 @@ class RowQueue:
         return self._after(failure)
 
     def cancel(self, text: QueuedText) -> None:
-        """End a text where it stands; nothing happens where it has ended."""
+        """End a text at its present length; does nothing if it has ended."""
         if text in self._waiting:
             self._waiting.remove(text)
         row = next((row for row, running in self._running.items() if running is text), None)
@@ -223,7 +224,7 @@ class RowQueue:
                 self._abandon()
 
     def close(self) -> None:
-        """Release the states of all rows; what was being written waits."""
+        """Release the states of all rows; unfinished texts wait."""
         session, self._session = self._session, None
         again = list(self._running.values())
         self._running.clear()

@@ -1,4 +1,4 @@
-"""How the tokens of one row are chosen, and the distributions of rows that are chosen differently."""
+"""Sampling settings of one row, and the distributions of rows with different settings."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from draftwood.distributions.sampling import SamplingParams, nothing_proposed
 
 @attrs.frozen
 class RowSettings:
-    """How the tokens of one row are chosen, and what its records hold.
+    """Settings for the choice of one row's tokens, and for its records.
 
     Attributes:
-        sampling: how the target's logits become the distribution that is sampled.
-        draft_sampling: the same for the draft.
-        keep: what is recorded of every token.
+        sampling: settings that turn the target's logits into the sampled distribution.
+        draft_sampling: the same settings for the draft.
+        keep: the details that are recorded of every token.
     """
 
     sampling: SamplingParams = attrs.field(factory=SamplingParams)
@@ -104,7 +104,7 @@ def targets(
 
 
 def _is_filter(params: SamplingParams) -> bool:
-    """Whether distributions are filtered, by nothing but the logits."""
+    """Returns whether distributions are filtered, by nothing but the logits."""
     return params.temperature > 0 and not params.processors and not params.is_softmax
 
 

@@ -50,8 +50,8 @@ class RowTurn:
         """Take the outcome's tokens as text, up to the row's own end.
 
         Args:
-            logits: of the target, `[nodes, vocab]`.
-            scores: the same after processors, constraint and warpers; None: they depend on the logits alone.
+            logits: the target's logits, `[nodes, vocab]`.
+            scores: the logits after processors, constraint and warpers; None: they depend only on the logits.
         """
         row, outcome = self.row, self.outcome
         if row.error is not None:
@@ -97,7 +97,7 @@ _NO_DETAILS = TokenDetails()
 
 
 def _details(logits: Tensor, scores: Tensor, outcome: Outcome, keep: TokenDetails) -> dict[str, Any]:
-    """What `keep` asks for of the emitted tokens, from the rows `[tokens, vocab]` of the path."""
+    """Returns the details that `keep` requests of the emitted tokens, from the path's `[tokens, vocab]`."""
     details: dict[str, Any] = {}
     if keep.logits:
         details["logits"] = logits.float().clone()
@@ -161,7 +161,7 @@ def _asked(turns: Sequence[RowTurn]) -> list[Cut]:
 
 
 def failures_agreed(turns: Sequence[RowTurn], ranks: Ranks | None) -> None:
-    """Record the rows that ended by an error; where several processes run the target, those of the first.
+    """Record the rows that ended by an error, as the first process found them where several run the target.
 
     Raises:
         BaseException: the error of a row that goes on in the first process and cannot here.

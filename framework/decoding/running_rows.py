@@ -28,7 +28,7 @@ class RunningRows:
     """The rows that take part in a round, in the order of their places.
 
     This is the only place where an order of rows is made. All arrays and lists of a round have one entry for
-    each of `rows`, in this order; those of target and drafter have one for each place.
+    each of `rows`, in this order; arrays of target and drafter have one for each place.
 
     Attributes:
         rows: by ascending place.
@@ -48,7 +48,7 @@ class RunningRows:
 
     @property
     def all(self) -> bool:
-        """Whether no row that is held waits."""
+        """Returns whether no row that is held waits."""
         return len(self.rows) == self.held
 
     @cached_property
@@ -73,7 +73,7 @@ class RunningRows:
 
     @cached_property
     def reads_prefix(self) -> bool:
-        """Whether the distributions of some row depend on more than its logits."""
+        """Returns whether the distributions of some row depend on more than its logits."""
         return any(row.reads_prefix for row in self.rows)
 
     def by_place(self, values: Mapping[int, T], *, otherwise: T) -> list[T]:
@@ -83,14 +83,14 @@ class RunningRows:
     def nodes(
         self, tokens: Tensor, parents: Tensor, counts: Sequence[int]
     ) -> tuple[Tensor, Tensor, Sequence[int]]:
-        """Tokens and parents `[places, nodes]` and counts of every place, from those of these rows."""
+        """Returns tokens and parents `[places, nodes]` and counts of every place, given these rows'."""
         if self.all:
             return tokens, parents, counts
         of_rows = {place: counts[position] for position, place in enumerate(self.places)}
         return self._padded(tokens, 0), self._padded(parents, -1), self.by_place(of_rows, otherwise=0)
 
     def requests(self, requests: Requests) -> Requests:
-        """Requests of every place, from those of these rows; other places ask for nothing."""
+        """Returns the requests of every place, given them for these rows; other places request nothing."""
         if self.all:
             return requests
         return Requests(*self.nodes(requests.tokens, requests.parents, requests.counts))

@@ -38,11 +38,11 @@ from draftwood.trees.prefixes import RowText
 class Session:
     """Rows of one target that are written together; `SpeculativeDecoder.session` makes one.
 
-    `add` takes a prompt at any time between two rounds, and `run` makes a round: of the rows that wait it
-    lets in as many as there is room for, and where the target can it gives each its first token; otherwise
-    all running rows go on by a tree each. What a row writes does not depend on who runs beside it, unless the
-    drafter `remembers`; then its law does not. A row leaves when its text ends, or stays for its next turn,
-    if it was added with `kept=True`.
+    `add` takes a prompt at any time between two rounds, and `run` makes a round. A round first lets in as
+    many waiting rows as there is room for. Where the target gives logits with the prompts, it then draws the
+    first token of each of these rows. Otherwise it grows and verifies one tree for each running row. A row's
+    text does not depend on the other rows, unless the drafter `remembers`; then only its law does not. A row
+    leaves when its text ends, or stays for its next turn if it was added with `kept=True`.
 
     A session is a context manager: whatever ends it, the states of its rows are released.
 
@@ -63,7 +63,7 @@ class Session:
     statistics: Statistics
     _batch: Tensor | None = None
     _together: CriteriaBatch | None = None
-    # Of every row, before its own: those of the model's defaults.
+    # Processors of the model's defaults, which every row applies before its own.
     _processors: Sequence[Any] = ()
     _count: int = attrs.field(default=0, init=False)
     # Rows that are there, and the texts of these and of rows that have left, by number.
@@ -180,17 +180,17 @@ class Session:
                 `SpeculativeDecoder.generate` chooses it.
             stop_strings: strings that end the text, besides the session's, whose `tokenizer` they need.
             stopping_criteria: asked about this row, besides the session's.
-            logprobs: record the log-probabilities of the tokens, and so many of the likeliest tokens in the
+            logprobs: record the log-probabilities of the tokens, and of this many likeliest tokens in the
                 place of each; None: as in the session.
-            constraint: what may be written.
-            policy_state: what a policy that learns starts from; default: it starts afresh.
+            constraint: the tokens that may be written.
+            policy_state: initial state of a policy that learns; default: the policy's first state.
             seed: default: the next of those spawned from the session's.
             kept: whether the row stays when its text has ended, so that `extend` can go on with it. Until
                 `release` it takes its room in every pass.
 
         Raises:
             InvalidInput: a prompt that the target cannot go on from, or a number that is none.
-            IncompatibleStrategy: the verifier cannot serve this sampling.
+            IncompatibleStrategy: the verifier does not support this sampling.
         """
         loop, number = self._loop, self._count
         (tokens,) = as_prompts([prompt])
@@ -259,7 +259,7 @@ class Session:
         del self._rows[row]
 
     def cancel(self, row: int) -> None:
-        """End a row that waits or is being written, where it stands; the others go on as they would.
+        """End a row that waits or is being written, at its present length; the others are not affected.
 
         Raises:
             InvalidInput: a row that is not there, or whose text has ended.
@@ -281,18 +281,20 @@ class Session:
             InvalidInput: a row that is not there, or has not left.
         """
         if row in self._rows or row not in self._texts:
-            raise InvalidInput(f"Row {row} is there, or never was; forget() is for rows that have left.")
+            raise InvalidInput(
+                f"Row {row} is still held, or never existed; forget() is for rows that have left."
+            )
         del self._texts[row]
 
     def text(self, row: int) -> list[int]:
-        """The tokens of a row: its prompt, what was written, and what `extend` put between."""
+        """Returns the tokens of a row: its prompt, its new tokens, and those that `extend` added."""
         return list(self._texts[row])
 
     def run(self) -> Round:
         """Let waiting rows in, where there is room, or make a round.
 
-        An error of the prefill of rows that join leaves everything as it was, and they wait. After any other
-        error the rows stand between two tokens, and the session can only be closed.
+        An error in the prefill of joining rows changes nothing, and they keep waiting. After any other error
+        the rows are in the middle of a round, and the session can only be closed.
 
         Raises:
             InvalidInput: no row is there to be written, or none can be.
@@ -301,8 +303,8 @@ class Session:
             raise InvalidInput("The session is not open; use it in a with statement.")
         if self._broken is not None:
             raise InvalidInput(
-                f"A round of this session has failed ({type(self._broken).__name__}), so its rows stand "
-                "between two tokens; close it and open another."
+                f"A round of this session has failed ({type(self._broken).__name__}), so its rows are "
+                "in the middle of a round; close it and open another."
             )
         if not self.unfinished:
             raise InvalidInput("No row is left to be written; add() one first.")
@@ -334,7 +336,7 @@ class Session:
 
     @contextmanager
     def _breaking(self) -> Iterator[None]:
-        """An error inside it leaves rows between two tokens."""
+        """Mark the session as broken by an error inside: its rows are in the middle of a round."""
         try:
             yield
         except BaseException as error:
@@ -454,9 +456,10 @@ class Session:
 
 
 def renew(target: StateBackend, drafter: Drafter, *, past: KeptText | GivenCache | None = None) -> None:
-    """Let backends that hold no rows take up what has changed in their models (law R).
+    """Let backends that hold no rows take up changes of their models (law R).
 
-    States that were kept after an earlier call are released, except for those of `past` if they are current.
+    States that were kept after an earlier call are released, except for the states of `past` if they are
+    current.
     """
     backends = (target, *drafter.backends)
     current = isinstance(past, KeptText) and past.current()

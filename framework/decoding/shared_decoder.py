@@ -73,11 +73,11 @@ class SharedText:
         return self.text
 
     def cancel(self) -> None:
-        """Give the text up; what comes after it takes its row."""
+        """Give the text up; the next text takes its row."""
         self._owner.give_up(self)
 
     def tell(self) -> bool:
-        """Hand over what is new; whether the text has ended. For the writing thread."""
+        """Hand over new tokens and return whether the text has ended. For the writing thread."""
         text = self.text
         assert text is not None
         if text.refused is not None:
@@ -87,7 +87,9 @@ class SharedText:
         common = min(len(self._told), len(text.tokens))
         if text.tokens[:common] != self._told[:common]:
             return self.end(
-                InvalidInput("The text was begun again after a fault and came out otherwise; ask again.")
+                InvalidInput(
+                    "The text was restarted after a fault and came out differently; request it again."
+                )
             )
         if new := text.tokens[len(self._told) :]:
             self.logprobs += text.logprobs[len(self._told) :]
@@ -172,7 +174,7 @@ class SharedDecoder:
     ) -> SharedText:
         """A text that is written from now on, as soon as there is room for it.
 
-        The arguments are those of `Session.add`.
+        It takes the arguments of `Session.add`.
 
         Raises:
             InvalidInput: there are `most` texts already, or the decoder was closed, or is another process's.
@@ -203,12 +205,12 @@ class SharedDecoder:
         """Raise `InvalidInput` in a process that a fork made after this decoder."""
         if os.getpid() != self._process:
             raise InvalidInput(
-                f"This decoder belongs to process {self._process}, and a fork takes no threads along; make "
-                f"another one in process {os.getpid()}."
+                f"This decoder belongs to process {self._process}, and a fork does not copy its thread; make "
+                f"another decoder in process {os.getpid()}."
             )
 
     def give_up(self, text: SharedText) -> None:
-        """As `SharedText.cancel`."""
+        """End the text, as `SharedText.cancel` does."""
         self.check_process()
         with self._changed:
             if text in self._texts:

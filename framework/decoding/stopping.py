@@ -1,4 +1,4 @@
-"""When a row ends: token by token, anywhere in an accepted path."""
+"""Stop conditions of a row, checked token by token in an accepted path."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CriteriaBatch:
         criteria: asked in order.
         rows: their numbers in the call.
         prompts: `[rows, length]` int64, as the criteria are to see them.
-        pad: what they see after the end of a row.
+        pad: the token that they see after the end of a row.
         rows_end_alone: whether a row ends when a criterion says so; otherwise all go on until all are to end,
             as in `generate` without an end-of-text token.
         keeps_scores: whether the criteria are shown the scores of every step.
@@ -146,8 +146,8 @@ class RowStops:
         eos_token_ids: tokens that end the text; the token itself is kept.
         limit: new tokens at which it ends.
         context_limited: whether that limit is the model's context and not the caller's wish.
-        criteria: those asked about this row, or about this row and others together; None: none.
-        written: new tokens so far; those of a kept row's earlier turns do not count.
+        criteria: the criteria for this row, or for this row and others together; None: none.
+        written: new tokens so far; without the tokens of a kept row's earlier turns.
     """
 
     row: int

@@ -1,4 +1,4 @@
-"""`TextOptions`: what the texts of a call share."""
+"""`TextOptions`: options that the texts of a call share."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class TextOptions(TypedDict, total=False):
         draft_sampling: the same for the draft. Default: the target's, or at temperature 0 the draft's plain
             distribution, whose probabilities shape the tree.
         eos_token_id: tokens that end a text. Default: the target's own. An empty list: none.
-        pad_token_id: what follows a text that ends before others. Default: the target's own.
+        pad_token_id: the token after a text that ends before others. Default: the target's own.
         stop_strings: strings that end a text, which need `tokenizer`; the token that completes one is kept.
         tokenizer: of the target, for stop strings.
-        stopping_criteria: `transformers.StoppingCriteria`, asked after every token about each row alone.
+        stopping_criteria: `transformers.StoppingCriteria`, called after every token for each row separately.
         trace: keep every round's tree with its probabilities.
     """
 

@@ -1,4 +1,4 @@
-"""Constraints that follow a path: what may be written next, for every node of a tree."""
+"""Constraints that follow a path: the allowed next tokens of every node of a tree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from draftwood.base.errors import InvalidInput
 
 
 class Constraint(Protocol):
-    """What may follow a text, token by token: a grammar, a schema, a list of choices.
+    """The tokens that may follow a text, one by one: a grammar, a schema, a list of choices.
 
     A state is a value: `advance` gives a new one and leaves the old one usable, so that siblings go on
     from one parent. Every state is computed once; no prefix is walked again.
@@ -40,10 +40,9 @@ class Constraint(Protocol):
 class ConstrainedRow:
     """The states of one row's constraint: of its text, and of the nodes of the round.
 
-    Nodes are numbered in the order in which they are looked up, 0 being the root; these are not the tree's
-    numbers. The same token behind the same node is the same node, so that drafting and scoring share their
-    states and masks.
-    Behind a token of `ends` the text has ended, and the constraint is not asked.
+    Nodes are numbered in the order in which they are looked up, from 0 for the root; these are not the tree's
+    numbers. Equal paths give the same node, so drafting and scoring share its state and mask. After a token
+    of `ends` the text has ended, and the constraint is not asked.
     """
 
     constraint: Constraint
@@ -60,7 +59,7 @@ class ConstrainedRow:
         return cls(constraint, vocab_size, ends, [constraint.start(prompt)])
 
     def node(self, path: Sequence[int]) -> int:
-        """The number of the node behind the root by `path`."""
+        """Returns the number of the node that `path` reaches from the root."""
         node = 0
         for token in path:
             child = self._nodes.get((node, token))
@@ -73,7 +72,10 @@ class ConstrainedRow:
         return node
 
     def masks(self, paths: Sequence[Sequence[int]]) -> Bool[Tensor, "paths vocab"]:
-        """What may follow each node, bool `[paths, vocab]`; all of it behind a forbidden or last token."""
+        """Returns the allowed next tokens of each path, bool `[paths, vocab]`.
+
+        Every token is allowed after a forbidden or final token.
+        """
         nodes = [self.node(path) for path in paths]
         missing = [node for node in dict.fromkeys(nodes) if node not in self._masks]
         live = [node for node in missing if self._states[node] is not None]
@@ -87,11 +89,11 @@ class ConstrainedRow:
         return torch.stack([self._masks[node] for node in nodes])
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Go on behind `tokens`; the nodes of the round are forgotten."""
+        """Move the root to the end of `tokens`; the nodes of the round are forgotten."""
         state = self._states[self.node(tokens)]
         if state is None:
             raise InvalidInput(
-                f"{type(self.constraint).__name__} forbids a token that it had left open, one of "
+                f"{type(self.constraint).__name__} forbids a token that its masks() allowed, one of "
                 f"{list(tokens)}; its advance() and masks() disagree."
             )
         self._states = [state]
@@ -103,7 +105,7 @@ class ConstrainedRow:
         if masks.shape != (len(nodes), self.vocab_size) or masks.dtype != torch.bool:
             raise InvalidInput(
                 f"{name}.masks gave {masks.dtype} {tuple(masks.shape)}; it must give bool "
-                f"{(len(nodes), self.vocab_size)}, one row a state."
+                f"{(len(nodes), self.vocab_size)}, one row per state."
             )
         if not bool(masks.any(-1).all()):
             raise InvalidInput(

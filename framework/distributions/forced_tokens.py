@@ -15,7 +15,7 @@ from draftwood.trees.outcome import Outcome
 from draftwood.trees.prefixes import Path, paths_of
 from draftwood.trees.tree import TokenTree
 
-_LONGEST = 16  # nodes behind a leaf; a bound on all together would tie one branch to another
+_LONGEST = 16  # nodes after one leaf; with a shared limit, one branch would depend on another
 
 
 def with_forced_tokens(
@@ -28,18 +28,18 @@ def with_forced_tokens(
 ) -> TokenTree:
     """`tree` with its leaves followed by the tokens that the constraint forces.
 
-    Law P holds: whether a node is added, and which, depends on the tokens before it alone, and a token that
-    nothing else can follow is a draw by every law. A token that ends the text is not added.
+    Law P holds: the added nodes depend only on the tokens before them, and every law draws a token with
+    certainty if it is the only one allowed. A token that ends the text is not added.
 
     Args:
         tree: as the policy grew it.
-        constraint: of the tree's row.
-        laws: those of the policy; one of them is the law of the new nodes.
+        constraint: the constraint of the tree's row.
+        laws: the laws of the policy; one of them is the law of the new nodes.
         like: a draft distribution `[..., vocab]`, for dtype and device.
         deepest: depth of the deepest node that may be added; the constraint is asked about no deeper one.
 
     Returns:
-        A tree whose first `tree.size` nodes are those of `tree`, or `tree` itself.
+        A tree whose first `tree.size` nodes are the nodes of `tree`, or `tree` itself.
     """
     tokens, parents = tree.tokens[: tree.size].tolist(), tree.parents[: tree.size].tolist()
     paths = paths_of(tokens, parents)
@@ -65,7 +65,7 @@ def with_forced_tokens(
 
 
 def without_forced_tokens(outcome: Outcome, size: int) -> Outcome:
-    """What the round would have given without the nodes from `size` on, which the policy did not draw."""
+    """Returns the outcome without the nodes from `size` on, which the policy did not draw."""
     drafted_nodes = sum(node < size for node in outcome.path)
     if drafted_nodes == len(outcome.path):
         return attrs.evolve(outcome, drafted=size - 1)

@@ -1,7 +1,7 @@
-"""Logits processors along a tree: every node is processed as the continuation of its own row.
+"""Logits processors along a tree: every node is processed as a continuation of its row.
 
-In `generate()` a processor is called once a step with the whole batch. Along a tree it is called out of
-order and more than once a step, which only a function of prefix and scores survives.
+In `generate()` a processor is called once per step with the whole batch. Along a tree it is called out of
+order and more than once per step. So only functions of prefix and scores are supported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from draftwood.base.errors import InvalidInput
 from draftwood.base.machine_faults import machine_fault
 from draftwood.trees.prefixes import Path, Prefixes, RowText
 
-# transformers' processors that look at the scores alone.
+# transformers' processors that only read the scores.
 _PREFIX_FREE = frozenset(
     {
         "EpsilonLogitsWarper",
@@ -88,12 +88,12 @@ _SINGLY = frozenset(
 
 
 def acts_on_tokens_singly(processor: Any) -> bool:
-    """Whether a processor gives the same for the tokens that a mask allows before it and after it."""
+    """Returns whether a processor gives the same for the tokens that a mask allows before it and after it."""
     return _class_in_transformers(processor) in _SINGLY
 
 
 def reads_prefix(processor: Any) -> bool:
-    """Whether a processor may look at more than the scores; any but transformers' own is assumed to."""
+    """Returns whether a processor may read more than the scores, as any but transformers' own may."""
     return _class_in_transformers(processor) not in _PREFIX_FREE
 
 
@@ -102,8 +102,8 @@ def process(processors: Sequence[Any], scores: Tensor, prefixes: Prefixes | None
 
     Args:
         processors: `transformers.LogitsProcessor`s.
-        scores: of n nodes of one row; left as they are.
-        prefixes: what stands before each node; needed where a processor reads it.
+        scores: the scores of n nodes of one row; they are not changed.
+        prefixes: the tokens before each node; needed where a processor reads them.
     """
     if not processors:
         return scores
@@ -111,8 +111,8 @@ def process(processors: Sequence[Any], scores: Tensor, prefixes: Prefixes | None
         count = 0 if prefixes is None else len(prefixes)
         if prefixes is None or count != len(scores):
             raise InvalidInput(
-                f"{len(scores)} nodes came with {count} prefixes; a processor that reads the prefix needs "
-                "one a node."
+                f"{count} prefixes were given for {len(scores)} nodes; a processor that reads the prefix "
+                "needs one per node."
             )
     if prefixes is not None:
         prefixes.text.to(scores.device)
@@ -141,7 +141,7 @@ def _as_in_generate(processor: Any, scores: Tensor, prefixes: Prefixes, node: in
 
 
 def _of_row(processor: Any, row: int) -> Any:
-    """The processor with what it knows of this row alone, where transformers gave it a number a row."""
+    """Returns the processor for this row only, where transformers gave it one number per row."""
     lengths = getattr(processor, "prompt_ignore_length", None)
     if _class_in_transformers(processor) != "RepetitionPenaltyLogitsProcessor" or not isinstance(
         lengths, Tensor
@@ -165,7 +165,7 @@ def check_processors(processors: Sequence[Any], texts: Sequence[RowText], *, voc
     between.
 
     Raises:
-        InvalidInput: such a processor; the message names it and says what serves instead.
+        InvalidInput: there is such a processor; the message names it and an alternative.
     """
     for processor in processors:
         name = _class_in_transformers(processor)
@@ -204,13 +204,13 @@ def _try(processor: Any, text: RowText, vocab_size: int) -> None:
 def _stateful(processor: Any, why: str) -> InvalidInput:
     return InvalidInput(
         f"The processor {type(processor).__name__} {why}, which a tree of drafts cannot follow; give what it "
-        "does as constraint=, whose states fork (LLGuidanceConstraint, XGrammarConstraint or a "
-        "draftwood.Constraint of your own), or decode without draftwood."
+        "does as constraint=, whose states fork (LLGuidanceConstraint, XGrammarConstraint or "
+        "your own draftwood.Constraint), or decode without draftwood."
     )
 
 
 def _state(obj: Any, depth: int = 4) -> Any:
-    """What an object is made of, in a form that compares; what cannot be looked into counts as itself."""
+    """Returns a comparable copy of an object's state, or the object itself if it has none to inspect."""
     if isinstance(obj, Tensor):
         return tuple(obj.shape), obj.dtype, hash(_bytes(obj))
     if isinstance(obj, np.ndarray):

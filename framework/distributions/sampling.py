@@ -82,7 +82,7 @@ def nothing_proposed(probs: Float[Tensor, "*n vocab"], logits: Float[Tensor, "*n
 
 @attrs.frozen
 class SamplingParams:
-    """How logits become the distribution that is sampled; for target and draft separately.
+    """Settings that turn logits into the sampled distribution; target and draft each have their own.
 
     The order is that of `generate`: processors, temperature, top-k, top-p, min-p.
 
@@ -140,12 +140,12 @@ class SamplingParams:
 
     @property
     def reads_prefix(self) -> bool:
-        """Whether `distribution` needs prefixes."""
+        """Returns whether `distribution` needs prefixes."""
         return any(map(reads_prefix, self.processors))
 
     @property
     def is_argmax(self) -> bool:
-        """Whether the most likely token by the logits alone is certain."""
+        """Returns whether the token with the largest logit is certain."""
         return self.temperature == 0 and not self.processors
 
     def scores(self, logits: Tensor, prefixes: Prefixes | None = None) -> Tensor:
@@ -170,7 +170,7 @@ class SamplingParams:
 
         Args:
             logits: raw scores.
-            prefixes: what stands before each prediction; required when `reads_prefix`.
+            prefixes: the tokens before each prediction; required when `reads_prefix`.
             may_be_empty: for a draft, where a row of -inf throughout means "no proposal" and gives zeros,
                 and +inf is a token that is sure to be proposed.
 
@@ -251,7 +251,8 @@ class SamplingParams:
         return probs
 
     def probabilities(self, scores: Tensor, *, may_be_empty: bool = False) -> Tensor:
-        """Probabilities `[n, vocab]` from what `scores` gave; arguments and errors as in `distribution`.
+        """Returns probabilities `[n, vocab]` of the result of `scores`; arguments and errors as in
+        `distribution`.
 
         At temperature 0 a row takes its first +inf, and token 0 if it is -inf throughout, as in `generate`.
         """

@@ -1,4 +1,4 @@
-"""The other way in: what transformers' own `generate` takes as `custom_generate`."""
+"""Decoding through transformers' own `generate`: loops for its argument `custom_generate`."""
 
 from __future__ import annotations
 
@@ -45,24 +45,23 @@ def custom_generate(
     tokenizer: Any = None,
     engine: Literal["auto", "eager", "inductor", "openvino"] = "eager",
 ) -> CustomGenerate:
-    """What `model.generate(..., custom_generate=...)` takes, so that one argument changes.
+    """A decoding loop for `model.generate(..., custom_generate=...)`; no other argument changes.
 
-    All other options are those of the call: they give the text that `generate` gives, or one sentence
-    says what is not served. Returns what `generate` returns; with `return_dict_in_generate` the output
-    has an additional attribute `statistics`. Its `past_key_values` is for the next call of this loop, where
-    there is one row: a text that begins with this one is not read again. A `DynamicCache` of another call
-    is read and not filled further.
+    All other options of the call keep their meaning; an option that is not supported is refused in one
+    sentence. The result is the one of `generate`; with `return_dict_in_generate` it has an additional
+    attribute `statistics`. For one row, its `past_key_values` can be given to the next call of this loop: a
+    text that begins with this one is not read again. A `DynamicCache` of another call is read but not
+    extended.
 
     Args:
         drafter: a `Drafter`, or a model or a head, each as an object, a folder or a hub name.
         policy: grows the trees.
         verifier: accepts a path.
-        draft_sampling: how the draft's tokens are drawn; default: as the call's.
-        constraint: what may be written: one for all rows, or one a row.
-        streamer: shown the tokens as they are committed, where the call names none.
-        stop_strings: strings that end the text, besides those of the call; they need `tokenizer`.
-        engine: what runs the target, and `drafter` where that is a model, folder or hub name; see
-            `draftwood.load`.
+        draft_sampling: how the draft's tokens are drawn; default: with the call's settings.
+        constraint: the tokens that may be written: one constraint for all rows, or one per row.
+        streamer: receives the tokens as they are committed, unless the call names a streamer.
+        stop_strings: strings that end the text, in addition to the call's; they need `tokenizer`.
+        engine: runs the target, and `drafter` if that is a model, folder or hub name; see `draftwood.load`.
     """
     if engine != "eager" and isinstance(drafter, (str, PathLike, torch.nn.Module)):
         drafter = registry.load(drafter, engine=engine)
@@ -142,7 +141,7 @@ class CustomGenerate:
             )
             if streamer is not None and len(input_ids) > 1:
                 raise InvalidInput(
-                    f"A streamer shows one row and {len(input_ids)} were given; call once a row."
+                    f"A streamer shows one row and {len(input_ids)} were given; call once per row."
                 )
             if streamer is not None and not prompt_is_shown:
                 streamer.put(input_ids.cpu())
@@ -266,7 +265,7 @@ def _untold() -> Call:
 
 
 def _turn(model_kwargs: Mapping[str, Any], config: Any, ids: Tensor) -> Turn | None:
-    """What the call goes on from, and whether it leaves something for the next one; None for neither."""
+    """Returns the cache that the call continues, if any, and whether it leaves one; None for neither."""
     rows, mask = len(ids), model_kwargs.get("attention_mask")
     past: KeptText | GivenCache | None
     past = next((value for value in model_kwargs.values() if isinstance(value, KeptText)), None)

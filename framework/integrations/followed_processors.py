@@ -1,7 +1,8 @@
 """Logits processors that hold a grammar, followed as constraints.
 
-They go on by one token a call and cannot be asked about the nodes of a tree. Packages register under
-`draftwood.processors`, by the full name of such a class, what gives the constraints that it holds.
+These processors advance by one token per call, and cannot be asked about the nodes of a tree. Packages
+register a function under `draftwood.processors`, by the full name of such a class, that returns its
+constraints.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The arguments of a call of transformers' `generate` of which it does not tell a custom loop.
 
 Seen in transformers 5.23 and 5.24: a custom loop gets neither `streamer`, `tokenizer` nor `assistant_model`,
-nor the names of the arguments that were given. `generate` hands all of them to a method of its own; `watch`
+nor the names of the arguments that were given. `generate` passes all of them to one of its methods; `watch`
 lets that method note them for our loops. Where a version has no such method, `Call.taken` gives None.
 """
 
@@ -59,7 +59,7 @@ _noted: ContextVar[Call | None] = ContextVar("call of generate", default=None)
 
 
 def says_something(value: Any) -> bool:
-    """Whether an argument holds anything: not None, and no empty list, mapping or tensor."""
+    """Returns whether an argument holds anything: not None, and no empty list, mapping or tensor."""
     if isinstance(value, Tensor):
         return value.numel() > 0
     return value is not None and not (isinstance(value, Mapping | Sequence) and not len(value))

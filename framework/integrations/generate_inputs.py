@@ -39,7 +39,7 @@ def refuse_other_inputs(call: Call, model: Any, model_kwargs: Mapping[str, Any],
     Args:
         call: of `generate`.
         model: whose `generate` was called.
-        model_kwargs: what the model was to be called with.
+        model_kwargs: the arguments for the model's forward.
         ids: the prompts `[rows, length]`.
 
     Raises:
@@ -90,24 +90,24 @@ def refuse_other_inputs(call: Call, model: Any, model_kwargs: Mapping[str, Any],
     positions = model_kwargs.get("position_ids") if "position_ids" in call.arguments else None
     if positions is not None and not _counts_tokens(positions, model_kwargs.get("attention_mask"), ids):
         raise InvalidInput(
-            "position_ids is not the count of the tokens before each, which is what draft trees go by; leave "
-            "it out."
+            "position_ids differs from the number of tokens before each token, and draft trees only support "
+            "that; leave it out."
         )
 
 
 def takes_more_than_text(model: Any) -> bool:
-    """Whether a transformers model reads images, videos or sound as well."""
+    """Returns whether a transformers model reads images, videos or sound as well."""
     modalities = getattr(model, "input_modalities", "text")
     return not isinstance(modalities, str) and set(modalities) != {"text"}
 
 
 def _kind(argument: str) -> str | None:
-    """What a caller calls the input of this name; None for an input of another kind."""
+    """Returns the user's word for the input of this name; None for an input of another kind."""
     return next((kind for kind, pattern in _KINDS.items() if pattern.search(argument)), None)
 
 
 def _counts_tokens(positions: Tensor, mask: Tensor | None, ids: Tensor) -> bool:
-    """Whether each token's position, or each of its positions `[kinds, rows, length]`, is its number."""
+    """Returns whether each token's positions, `[rows, length]` or `[kinds, rows, length]`, are its number."""
     seen = torch.ones_like(ids) if mask is None else (mask != 0).long()
     expected = (seen.cumsum(1) - 1).to(positions.device)
     if positions.dim() not in (2, 3) or positions.shape[-2:] not in (expected.shape, expected[:1].shape):

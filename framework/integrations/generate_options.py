@@ -14,7 +14,7 @@ from draftwood.integrations.inner_outputs import refuse_unread
 
 # Caches that round what they keep. All others leave the text as it is: windows follow from the model.
 _ROUNDING_CACHES = frozenset({"quantized"})
-# Options of other kinds of decoding, with what each is when it is off.
+# Options of other kinds of decoding, each with its value when it is off.
 _OTHER_DECODING: Mapping[str, Sequence[Any]] = {
     "num_beams": (None, 1),
     "penalty_alpha": (None, 0),
@@ -36,7 +36,7 @@ def refuse_unserved(
         call: of `generate`.
         model: whose `generate` was called.
         config: the prepared `GenerationConfig`.
-        model_kwargs: what the model was to be called with.
+        model_kwargs: the arguments for the model's forward.
         ids: the prompts `[rows, length]`.
         synced_gpus: whether ranks that have ended must go on with the others.
 
@@ -59,7 +59,7 @@ def refuse_unserved(
         )
     if config.token_healing:
         raise InvalidInput(
-            "token_healing=True changes the prompt behind its mask; heal it first, with "
+            "token_healing=True changes the prompt but not its mask; heal it first, with "
             "model.heal_tokens(ids, tokenizer)."
         )
     if _has_virtual_tokens(model):
@@ -71,29 +71,31 @@ def refuse_unserved(
         for module, number in hooks:  # PEFT takes them away after a call that ends without an error, only
             del vars(module)["_forward_pre_hooks"][number]
         raise InvalidInput(
-            "adapter_names= gives each row an adapter of its own, and the rows of a draft tree's passes are "
-            "not those of the call; switch with set_adapter() and call once per adapter."
+            "adapter_names= chooses an adapter for each row, and the rows of a draft tree's passes are "
+            "not the rows of the call; switch with set_adapter() and call once per adapter."
         )
     if synced_gpus:
-        raise InvalidInput("synced_gpus=True is not served by draft trees; decode without custom_generate=.")
+        raise InvalidInput(
+            "synced_gpus=True is not supported by draft trees; decode without custom_generate=."
+        )
     if config.cache_implementation in _ROUNDING_CACHES:
         raise InvalidInput(
             f"cache_implementation={config.cache_implementation!r} would change the text, and draft trees "
-            "keep a cache of their own; leave it out."
+            "keep their own cache; leave it out."
         )
     refuse_other_inputs(call, model, model_kwargs, ids)
     refuse_unread(model, config, model_kwargs)
 
 
 def _has_virtual_tokens(model: Any) -> bool:
-    """Whether PEFT puts learnt tokens in front of the text, without the model's knowledge."""
+    """Returns whether PEFT puts learnt tokens in front of the text, without the model's knowledge."""
     # PEFT calls the `generate` of the model below it, whose inputs it then prepares itself.
     wrapper = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", None)
     return bool(getattr(getattr(wrapper, "active_peft_config", None), "is_prompt_learning", False))
 
 
 def _adapters_by_row(model: Any) -> list[tuple[Any, int]]:
-    """Modules and numbers of the hooks by which PEFT gives each row of a batch an adapter of its own."""
+    """Returns modules and numbers of the hooks by which PEFT gives each row of a batch its own adapter."""
     return [
         (module, number)
         for module in model.modules()
@@ -103,11 +105,11 @@ def _adapters_by_row(model: Any) -> list[tuple[Any, int]]:
 
 
 def limits(criteria: Sequence[Any]) -> tuple[list[Any], int | None, frozenset[int]]:
-    """What `generate` prepared as stopping criteria, by what the loop applies itself.
+    """Returns the stopping criteria that `generate` prepared, split into three parts.
 
     Returns:
-        The criteria that must be asked, the length at which every text ends (None without any), and the
-        tokens that end one.
+        The criteria that must be called, the length at which every text ends (None without any), and the
+        tokens that end a text; the loop applies the last two itself.
     """
     from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 

@@ -76,7 +76,8 @@ def inner_outputs(
     name, given = _cache_of(kwargs)
     cache = copy.copy(given)
     if cache is not None:
-        cache.layers = [copy.copy(layer) for layer in given.layers]  # whose updates leave their tensors alone
+        # Updates of the copies do not write to the given cache's tensors.
+        cache.layers = [copy.copy(layer) for layer in given.layers]
         kwargs[name] = cache
     fresh = None if cache is None else prompt - cache.get_seq_length()
     first = _read(model, sequences[:, :prompt], kwargs, next_sequence_length=fresh, is_first_iteration=True)
@@ -113,7 +114,7 @@ def inner_outputs(
 
 
 def _read(model: Any, ids: Tensor, kwargs: Mapping[str, Any], **step: Any) -> Any:
-    """What the model gives for a step of `generate()`."""
+    """Returns the model's output for a step of `generate()`."""
     return model(**model.prepare_inputs_for_generation(ids, **step, **kwargs), return_dict=True)
 
 
@@ -135,7 +136,7 @@ def _cache_of(model_kwargs: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def _windows(model: Any, cache: Any) -> list[int | None]:
-    """The tokens that each layer sees, or None for all; a layer without keys sees those of its type."""
+    """Returns each layer's window, or None for all tokens; a layer without keys has that of its type."""
     text = model.config.get_text_config(decoder=True)
     own = [getattr(layer, "sliding_window", None) for layer in cache.layers]
     types = getattr(text, "layer_types", None) or [None] * len(own)

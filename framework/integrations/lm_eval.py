@@ -29,8 +29,8 @@ class DraftwoodLM(HFLM):  # type: ignore[misc]
     Args:
         pretrained: the target, as `HFLM` takes it.
         drafter: as `draftwood.integrations.loops.loop_of` takes it.
-        recipe: as there.
-        options: those of `HFLM`.
+        recipe: the same argument of `loop_of`.
+        options: the options of `HFLM`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A custom loop for a model, from names alone."""
+"""A custom loop for a model, made from names only."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from draftwood.protocols import registry
 def loop_of(
     model: Any, *, drafter: Any = None, recipe: str | None = None, **options: Any
 ) -> Callable[..., Any]:
-    """What `model.generate` takes as `custom_generate`; the same one for the same arguments.
+    """Returns a loop for the `custom_generate` of `model.generate`; equal arguments give the same loop.
 
     Args:
         model: a transformers model.
-        drafter: a model, or its folder or hub name, which is loaded with the target's dtype where the target
-            is. None looks the text itself up, which needs no other model.
-        recipe: a method of the literature; default: `"dyspec"` with a model, else `"prompt-lookup"`.
-        options: of the recipe.
+        drafter: a model, or its folder or hub name, which is loaded with the target's dtype and device. None
+            drafts by looking up earlier text, which needs no other model.
+        recipe: a published method; default: `"dyspec"` with a model, else `"prompt-lookup"`.
+        options: options of the recipe.
 
     Raises:
         UnknownStrategy: there is no such recipe or option.
-        UnsupportedModel: no backend serves one of the models; the message says why.
+        UnsupportedModel: no backend supports one of the models; the message says why.
         IncompatibleModels: target and draft do not share one vocabulary.
     """
     recipe = recipe or ("prompt-lookup" if drafter is None else "dyspec")

@@ -13,7 +13,7 @@ from draftwood.decoding.stopping import stop_string_criteria
 
 @attrs.frozen(eq=False)
 class OfNewTokens:
-    """A stopping criterion that is shown what was written, without the prompt.
+    """A stopping criterion that only sees the new tokens, without the prompt.
 
     Attributes:
         criterion: which is shown it.
@@ -30,7 +30,7 @@ class OfNewTokens:
 def write_until(
     model: Any, tokenizer: Any, context: Tensor, *, max_length: int, stop: Sequence[str], **options: Any
 ) -> Tensor:
-    """Returns what `model.generate` writes after `context`, each row until one of the strings `stop`.
+    """Returns `context` and the text of `model.generate` after it, each row until one of the strings `stop`.
 
     The strings are looked for in new tokens only: one that begins in the prompt does not end a row.
 
@@ -40,7 +40,7 @@ def write_until(
         options: more of `generate`. A temperature of 0, or none, is greedy unless `do_sample` says else.
 
     Returns:
-        `[rows, longest]`: `context` and what was written, padded on the right.
+        `[rows, longest]`: `context` and the new tokens, padded on the right.
     """
     temperature = options.pop("temperature", 0.0)
     sampled = options.pop("do_sample", temperature > 0)

@@ -15,7 +15,7 @@ from draftwood.laws.randomness import NodeNoise, Randomness, UniformRandomness
 
 
 class ChildDraws:
-    """Children of the nodes of a level, drawn one after another, each node by the stream of its own.
+    """Children of the nodes of a level, drawn one after another; each node has its own stream.
 
     On a CPU a draw is made when it is asked for. On a GPU one launch makes several for every node, with one
     small result read back; asking for more than those makes one more launch.
@@ -25,7 +25,7 @@ class ChildDraws:
         drawn: int64 `[rows, nodes]`, how many draws every node has had.
     """
 
-    # Of a launch: tokens, weights, and the weight left before each and behind the last, `[rows, nodes, ...]`.
+    # Per launch: tokens, weights, and the weight left before each and after the last, `[rows, nodes, ...]`.
     _tokens: NDArray[np.int64]
     _chances: NDArray[np.float64]
     _left: NDArray[np.float64]
@@ -44,7 +44,7 @@ class ChildDraws:
         Args:
             probs: weights, float32 or float64, which need not be normalised.
             noise: the nodes' streams.
-            counts: nodes of every row; what lies behind them is padding.
+            counts: nodes of every row; entries after them are padding.
             at_once: draws of a node that one launch makes.
             floors: `[rows, nodes]`; a launch stops at a node that has no more weight left than this. For who
                 asks for no more children then.
@@ -124,7 +124,7 @@ class ChildDraws:
     def up_to(self, limits: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The first `limits[i, j]` children of every node, tokens and weights `[rows, nodes, most]`.
 
-        Those that there are stand first; the tokens of the others are -1.
+        The existing children come first; the tokens of the others are -1.
         """
         number, most = 0, int(limits.max(initial=0))
         if self._blocks is not None:
@@ -143,7 +143,7 @@ class ChildDraws:
         return tokens, chances
 
     def _valid(self, nodes: int) -> NDArray[np.bool_]:
-        """Which of so many nodes a row are no padding, `[rows, nodes]`."""
+        """Returns which of the first `nodes` nodes of every row are not padding, `[rows, nodes]`."""
         valid: NDArray[np.bool_] = np.arange(nodes) < self._counts[:, None]
         return valid
 
@@ -178,7 +178,7 @@ def drawn_together(
 ) -> list[tuple[list[int], list[float]]] | None:
     """Tokens and chances of up to `counts[i]` children of every node i, as its stream draws them.
 
-    None, with `rng` as it was, where the stream has no numbers of its own to show.
+    None, with `rng` unchanged, where the stream cannot show its numbers in advance.
     """
     if not isinstance(rng, UniformRandomness):
         return None

@@ -1,4 +1,4 @@
-"""The laws by which the children of a node are drawn: what a law is, and the five of the literature.
+"""The laws by which the children of a node are drawn: their base class, and the five of the literature.
 
 All of them are one idea: `conditional(k, earlier)` is the distribution of the k-th child given the
 tokens of the earlier ones (RSD, theorem 3.1, asks no more of a law to verify it without loss).
@@ -32,17 +32,17 @@ class DrawnChildren:
 
 
 class Proposal(ABC):
-    """A law, and what it was drawn from at one node: how children are drawn, and how these were.
+    """A law of drawing children, together with the distribution of one node to which it was applied.
 
-    A subclass is a law of its own, also outside this package. `conditional` is all that recursive rejection
+    Every subclass is a separate law, also outside this package. `conditional` is all that recursive rejection
     and traversal ask for; `draw` makes the shipped policies draw by it. The shipped laws are final, since
     verifiers know them by their class.
 
     Attributes:
         vocab_size: the length of every distribution.
         several_drafters: whether `draw` takes one distribution a drafter.
-        one_by_one: whether verifiers of any law (`ANY_LAW`) serve it. A law whose conditionals are dear says
-            no, and is served by verifiers that name it.
+        one_by_one: whether verifiers of any law (`ANY_LAW`) accept it. False for a law whose conditionals are
+            expensive; only verifiers that name it accept it.
     """
 
     vocab_size: int
@@ -85,7 +85,7 @@ class Proposal(ABC):
         rng: Randomness,
         total: int,
     ) -> list[DrawnChildren]:
-        """Draw up to `counts[i]` children of node i, at most `total` in all; nodes behind those are left out.
+        """Draw up to `counts[i]` children of node i and at most `total` in all, for the first nodes.
 
         The same draws as `draw` node after node; override it where all nodes together cost less.
         """
@@ -106,7 +106,7 @@ class Proposal(ABC):
         """
 
     def marginal(self, k: int) -> Float[Tensor, " vocab"]:
-        """The law of child `k` before any sibling is seen, `[vocab]`: what a trace shows."""
+        """Returns the law of child `k` before any sibling is seen, `[vocab]`, which a trace shows."""
         return self.conditional(0, ())
 
 
@@ -195,7 +195,7 @@ class WithoutReplacement(Proposal):
     def draw_nodes(
         cls, probs: Float[Tensor, "nodes vocab"], *, counts: Sequence[int], rng: Randomness, total: int
     ) -> list[DrawnChildren]:
-        """For all nodes at once, from sums of blocks; on a GPU by a kernel."""
+        """Draws for all nodes at once, from sums of blocks; on a GPU by a kernel."""
         together = drawn_together(probs, counts, rng)
         if together is None:
             return super().draw_nodes(probs, counts=counts, rng=rng, total=total)
@@ -282,9 +282,9 @@ class PerChild(Proposal):
 
 
 ANY_LAW: frozenset[type[Proposal]] = frozenset({Proposal})  # type: ignore[type-abstract]
-"""The `laws` of a verifier that asks a law for nothing but `conditional`, and so serves every one.
+"""The `laws` of a verifier that only calls a law's `conditional`, and so accepts every law.
 
-But for those that are not `one_by_one`: it names them too if it serves them.
+Laws that are not `one_by_one` are the exception: a verifier that accepts them names them too.
 """
 
 
@@ -299,7 +299,7 @@ def draw_children(
     """Draw up to `count` children for each of several nodes.
 
     Ask for all nodes of a request at once: draws without replacement are then made for all of them, on a
-    GPU by a kernel with one small result read back. Every node draws from a stream of its own.
+    GPU by a kernel with one small result read back. Every node draws from its own stream.
 
     Args:
         law: the class of a law; `PerChild` draws one child from every drafter, `TopThenSample` takes the
@@ -309,7 +309,7 @@ def draw_children(
         count: how many a node, one number or one for each; it gets fewer when fewer tokens have
             probability above 0.
         rng: the draft stream.
-        total: how many altogether; a node behind the last of them is left out. None: no limit.
+        total: maximum number altogether; the nodes after the last of them are left out. None: no limit.
 
     Raises:
         InvalidInput: the law has no `draw`.

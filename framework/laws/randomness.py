@@ -1,8 +1,8 @@
 """The only source of chance: one protocol, and its implementations over streams of uniforms.
 
-Law D: a row's stream depends on the row's own seed alone, so the same seed and prompt give the same
-text in any batch. Draft and verification draw from separate streams: noise that chose a draft token
-must never be seen again by the verifier that judges it.
+Law D: a row's stream depends only on the row's own seed, so the same seed and prompt give the same text in
+any batch. Draft and verification draw from separate streams: noise that chose a draft token must never be
+seen again by the verifier that judges it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from draftwood.base.errors import InvalidDistribution, InvalidInput
 
 
 class Randomness(Protocol):
-    """What policies and verifiers may ask of chance.
+    """The random draws that policies and verifiers may make.
 
     The enumerator of `draftwood.testing` answers the same questions by visiting every outcome.
     """
@@ -58,7 +58,8 @@ class Randomness(Protocol):
         return total
 
     def nodes(self, n: int) -> Sequence[Randomness]:
-        """Streams for the children of `n` nodes, in their order: what one draws changes no other's.
+        """Returns streams for the children of `n` nodes, in their order; draws of one do not change the
+        others.
 
         So the children of many nodes are drawn at once, and a node's first ones are the same however
         many it gets. Under an enumerator all are the stream itself, where every draw is new.
@@ -75,7 +76,7 @@ class UniformRandomness(Randomness):
 
     @abstractmethod
     def ahead(self, n: int) -> Tensor:
-        """As `uniforms`, and they stay in the stream; fewer where a tape ends."""
+        """Returns the numbers that `uniforms` would, but keeps them; fewer where a tape ends."""
 
     def uniform(self) -> float:
         """The next number of the stream."""
@@ -149,7 +150,7 @@ def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _mixed_word(word: int) -> int:
-    """The same of one word, of which the low 64 bits count."""
+    """Mixes one word, of which the low 64 bits count, as `_mixed` mixes an array of words."""
     word &= _LOW
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _LOW
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _LOW
@@ -158,7 +159,7 @@ def _mixed_word(word: int) -> int:
 
 @attrs.define(eq=False)
 class CounterRandomness(UniformRandomness):
-    """A stream whose i-th number is a function of its key and i alone, so that many are made at once.
+    """A stream whose i-th number depends only on its key and i, so that many are computed at once.
 
     Attributes:
         key: 64 bits.
@@ -212,7 +213,10 @@ def node_uniforms(uniforms: NDArray[np.float64], n: int) -> NDArray[np.float64]:
 
 
 def ahead_of_rows(rngs: Sequence[UniformRandomness], n: int, *, behind: float = 0.0) -> NDArray[np.float64]:
-    """The next `n` numbers of every stream, `[rows, n]`, which stay there; `behind` the end of a tape."""
+    """Returns the next `n` numbers of every stream, `[rows, n]`, and leaves them there.
+
+    Entries after the end of a tape are `behind`.
+    """
     keys, used = [], []
     for rng in rngs:
         if type(rng) is not CounterRandomness:
@@ -230,7 +234,7 @@ def ahead_of_rows(rngs: Sequence[UniformRandomness], n: int, *, behind: float = 
 
 @attrs.frozen(eq=False)
 class NodeNoise:
-    """The streams of `nodes`, those of many rows as arrays: the numbers that each would give.
+    """The streams that `nodes` gives, for many rows as arrays: the numbers that each stream would give.
 
     Attributes:
         keys: uint64 `[rows, nodes]`; of a row with fewer nodes the last ones are of no use.
@@ -242,7 +246,7 @@ class NodeNoise:
 
     @classmethod
     def of(cls, rngs: Sequence[UniformRandomness], counts: Sequence[int]) -> NodeNoise:
-        """What `rngs[i].nodes(counts[i])` gives for every row, and takes from its stream."""
+        """Returns the streams of `rngs[i].nodes(counts[i])` for every row, taken from its stream."""
         uniforms = ahead_of_rows(rngs, max(counts, default=0))
         for rng, count in zip(rngs, counts, strict=True):
             rng.skip(count)
@@ -250,12 +254,12 @@ class NodeNoise:
 
     @classmethod
     def ahead_of(cls, rngs: Sequence[UniformRandomness], nodes: int, n: int) -> NodeNoise:
-        """The same of as many nodes in every row, with their first `n` numbers; all stays in the streams."""
+        """Returns the streams of `nodes` nodes per row, with `n` numbers, and takes nothing from the rows."""
         keys = _keys(ahead_of_rows(rngs, nodes))
         return cls(keys, _counted(keys, np.zeros(keys.shape, dtype=np.int64), n))
 
     def of_nodes(self, nodes: slice) -> NodeNoise:
-        """The streams of these nodes alone."""
+        """Returns the streams of these nodes only."""
         return NodeNoise(self.keys[:, nodes], None if self.first is None else self.first[:, nodes])
 
     def uniforms(self, first: int, n: int) -> NDArray[np.float64]:
@@ -335,7 +339,7 @@ def row_seeds(seed: int | Sequence[int] | None, rows: int) -> list[int]:
     """
     if isinstance(seed, Sequence):
         if len(seed) != rows:
-            raise InvalidInput(f"{len(seed)} seeds were given for {rows} rows; give one a row.")
+            raise InvalidInput(f"{len(seed)} seeds were given for {rows} rows; give one per row.")
         return [_as_seed(row_seed) for row_seed in seed]
     seeds = SpawnedSeeds(seed)
     return [seeds.take() for _ in range(rows)]

@@ -43,7 +43,7 @@ class FixedTimeSet(Proposal):
         p: `[vocab]`.
         count: of children.
 
-    Source: conditional Poisson sampling (Hajek 1964); the rates are those of draws without replacement.
+    Source: conditional Poisson sampling (Hajek 1964), with the rates of draws without replacement.
     """
 
     one_by_one = False
@@ -66,7 +66,7 @@ class FixedTimeSet(Proposal):
 
     @cached_property
     def odds(self) -> Floats:
-        """Of every token, on the host, up to a common factor, `[vocab]`.
+        """Returns the odds of every token, on the host, up to a common factor, `[vocab]`.
 
         Raises:
             InvalidDistribution: `p` is none.
@@ -106,8 +106,8 @@ def time_of(p: Floats, count: int) -> float:
 
 
 def sums_beside(odds: Floats, count: int) -> Floats:
-    """For every token the sum of the products of `count` of the other odds, up to a common factor, `[n]`."""
-    behind, scales = [np.ones(len(odds) + 1)], [0.0]  # of what stands behind each token
+    """Returns each token's sum of products of `count` of the other odds, up to a common factor, `[n]`."""
+    behind, scales = [np.ones(len(odds) + 1)], [0.0]  # over the tokens after each token
     for _ in range(count):
         products = np.append((odds * behind[-1][1:])[::-1].cumsum()[::-1], 0.0)
         scale = products[0] or 1.0

@@ -25,7 +25,7 @@ FACTORS = tuple(2 ** (step / 12) for step in range(-12, 13))
 WORTHWHILE = 0.01
 """Another temperature than the target's has to add so much of the overlap, or what few texts say is noise."""
 
-_LENGTH = 4  # of the chains: most of a text's positions are then behind the root or behind accepted tokens
+_LENGTH = 4  # of the chains: most positions of a text then follow the root or an accepted token
 
 
 @attrs.define(eq=False)
@@ -52,7 +52,7 @@ class Overlaps:
         Args:
             tree: of a law that knows its tokens' first chances, drawn from the whole softmax.
             target_probs: the target's distribution after each node.
-            path: what was accepted, root first, so that the text is the target's.
+            path: the accepted nodes, root first, so that the text is the target's.
         """
         for node in (node for node in path if tree.children(node)):
             logs = tree.proposals[node].conditional(0, ()).double().log()
@@ -83,12 +83,12 @@ def measured_overlaps(
     tokens: int = 32,
     seed: int = 0,
 ) -> Overlaps:
-    """Overlaps on texts that the target writes behind `prompts`.
+    """Measures overlaps on texts that the target writes after `prompts`.
 
     Args:
         target, drafter: as `SpeculativeDecoder` takes them.
-        prompts: of calibration; those of a test are others.
-        temperature: of the target, above 0.
+        prompts: calibration prompts; test on different ones.
+        temperature: the target's temperature, above 0.
         tokens: of a text.
         seed: of the first prompt's draws; each further prompt has the next.
 
@@ -97,7 +97,8 @@ def measured_overlaps(
     """
     if temperature <= 0:
         raise InvalidInput(
-            f"temperature is {temperature}; a draft's own matters above 0 alone, so give such a one."
+            f"temperature={temperature}: a draft temperature can only be fitted to a target temperature "
+            "above 0; give one above 0."
         )
     overlaps = Overlaps()
     watched = _Watched(registry.create("verifiers", "traversal"), overlaps)

@@ -15,12 +15,12 @@ from draftwood.protocols.compatibility import check_strategy_fits
 
 @attrs.frozen
 class Recipe:
-    """Policy and verifier of a named method, and what it asks of the draft.
+    """Policy and verifier of a named method, and its settings of the draft.
 
     Attributes:
         policy: grows the trees.
         verifier: judges them.
-        drafter: name of the registered drafter that the method was written for; any other serves too.
+        drafter: name of the registered drafter that the method was written for; any other can be used too.
         draft_temperature: the draft's own; None: the target's, or 1 where that is 0.
 
     Raises:
@@ -40,17 +40,17 @@ class Recipe:
         return SpeculativeDecoder(target, drafter, self.policy, self.verifier)
 
     def draft_sampling(self, sampling: SamplingParams) -> SamplingParams | None:
-        """What `generate` takes as `draft_sampling` for this method beside `sampling`."""
+        """Returns the `draft_sampling` argument of `generate` that goes with `sampling` in this method."""
         if self.draft_temperature is None:
             return None
         return attrs.evolve(sampling, temperature=self.draft_temperature)
 
 
 class Fit(Protocol):
-    """How the tree of a recipe is fitted to a pair: what `draftwood tune` calls before it tries the recipe.
+    """A function that fits a recipe's tree to a pair; `draftwood tune` calls it before it tries the recipe.
 
     Attributes:
-        option: the recipe's option that is fitted; one that was chosen is left alone.
+        option: the recipe's option that is fitted; a value that the user chose is kept.
     """
 
     option: str
@@ -73,12 +73,12 @@ class Fit(Protocol):
         Args:
             target, drafter: as `SpeculativeDecoder` takes them.
             prompts: of calibration, as tokens.
-            budgets: nodes that a tree may have.
+            budgets: numbers of nodes that a tree may have.
             sampling: of the target, above temperature 0.
             draft_sampling: of the draft.
             tokens: of a text.
             seed: of the first prompt's draws.
-            watch: goes through what is done step by step, and shows how far it is.
+            watch: iterates over the steps of the work, and shows its progress.
         """
         ...
 

@@ -46,7 +46,7 @@ def _is_engine(_: object, __: object, value: Any) -> None:
 
 @attrs.frozen
 class TunedModel:
-    """What a model is known by.
+    """A description by which a model is recognised.
 
     Attributes:
         name: a folder, a model of the zoo or a hub name.
@@ -71,7 +71,7 @@ class TunedModel:
 
 @attrs.frozen
 class TunedMethod:
-    """A method, the pair of models that it was tuned for, and what it gained there.
+    """A method, the pair of models that it was tuned for, and its gain there.
 
     Attributes:
         file: where it was read, for messages.
@@ -84,8 +84,9 @@ class TunedMethod:
         options: of the recipe.
         drafter: a registered name, or `package.module:Class`, which is never imported for the file's sake;
             `"model"`: `draft` drafts.
-        drafter_options: of that drafter.
-        gain: new tokens a second over those of ordinary decoding, in the race that ended the tuning.
+        drafter_options: options of that drafter.
+        gain: new tokens per second divided by the rate of ordinary decoding, in the tuning's final
+            comparison.
         draft_vocabulary: digest of the draft's tokenizer where that is another one, of which it proposes the
             tokens that both have; None where it is the target's.
         draft_temperature: the draft's own; None: as the recipe has it.
@@ -109,21 +110,21 @@ class TunedMethod:
 
     @property
     def ordinary(self) -> bool:
-        """Whether ordinary decoding is faster than all that was tried."""
+        """Returns whether ordinary decoding is faster than all that was tried."""
         return self.recipe is None
 
     @property
     def sampling(self) -> SamplingParams:
-        """What `generate` takes as `sampling`."""
+        """Returns the `sampling` argument of `generate`."""
         return SamplingParams(temperature=float(self.temperature))
 
     @property
     def draft_sampling(self) -> SamplingParams | None:
-        """What `generate` takes as `draft_sampling`."""
+        """Returns the `draft_sampling` argument of `generate`."""
         return self.method().draft_sampling(self.sampling)
 
     def method(self) -> Recipe:
-        """The recipe with its options; of ordinary decoding, one whose trees are a root alone.
+        """Returns the recipe with its options; for ordinary decoding, one whose trees have only a root.
 
         Raises:
             InvalidInput: a name or option that cannot be used; classes that are not registered are such.
@@ -172,8 +173,9 @@ class TunedMethod:
             drafter = _built("drafters", self.drafter, options)
         elif self.draft_vocabulary is not None and is_model(drafter):
             raise InvalidInput(
-                f"{self.file!r} was tuned with a draft of another tokenizer, which neither a folder nor a "
-                "model brings along; give the drafter that SharedTokens.between() makes of both tokenizers."
+                f"{self.file!r} was tuned with a draft of another tokenizer, and a folder or model "
+                "does not map its tokens; give the drafter that SharedTokens.between() makes of both "
+                "tokenizers."
             )
         elif isinstance(drafter, (str, PathLike)):
             drafter = registry.create("drafters", "model", {"backend": self._loaded(drafter)})
@@ -215,7 +217,7 @@ def _built(kind: str, name: str, options: Mapping[str, Any]) -> Any:
 
 
 def read_tuned(path: str | PathLike[str]) -> TunedMethod:
-    """What `draftwood tune` wrote to the file `path`.
+    """Reads the method that `draftwood tune` wrote to the file `path`.
 
     Raises:
         InvalidInput: it cannot be read, is no such file, or is one of another version.
@@ -236,7 +238,9 @@ def read_tuned(path: str | PathLike[str]) -> TunedMethod:
     try:
         return _from(file, content)
     except UnknownStrategy as error:
-        raise InvalidInput(f"{file!r} names what is not here, so {_AGAIN}: {error}") from error
+        raise InvalidInput(
+            f"{file!r} names a strategy or option that is not here, so {_AGAIN}: {error}"
+        ) from error
     except DraftwoodError as error:
         raise InvalidInput(f"{file!r}: {error}") from error
 

@@ -1,4 +1,4 @@
-"""A verifier that judges as another does, for what is measured beside it."""
+"""A verifier that delegates to another one, so that its trees can be measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from draftwood.protocols import Verifier
 
 @attrs.frozen(eq=False)
 class WatchedVerifier(Verifier):
-    """Serves what `judge` serves; a subclass looks at the tree in `verify`, and hands it on.
+    """A verifier for the same trees as `judge`; a subclass reads the tree in `verify`, and passes it on.
 
     Attributes:
         judge: decides.

@@ -1,4 +1,4 @@
-"""What a `StateBackend` may offer besides decoding, one class a capability.
+"""Optional capabilities of a `StateBackend` besides decoding, one class per capability.
 
 An attribute declares a capability, and its default says that it is not offered; the methods then refuse in a
 sentence, or do it by `extend` and `commit`. Override an attribute together with its methods.
@@ -29,8 +29,8 @@ class ReadsPrompts(Protocol):
     def first_logits(self, rows: Sequence[Int[Tensor, " length"]]) -> Float[Tensor, "rows vocab"]:
         """Append rows as `prefill` does; returns the logits after the last token of each, `[rows, vocab]`.
 
-        So a text's first token costs no pass of its own. Offered where `gives_first_logits` is true; a row
-        has one token at least.
+        A text's first token then needs no extra pass. Offered where `gives_first_logits` is true; every row
+        has at least one token.
         """
         raise UnsupportedModel(
             f"{type(self).__name__} gives no logits with a prefill; call prefill() and extend()."
@@ -53,12 +53,12 @@ class ReadsPrompts(Protocol):
 
 
 class GivesFeatures(Protocol):
-    """Keeps what layers read, for drafters that are heads on the target.
+    """Keeps inputs of layers, for drafters that are heads on the target.
 
-    Features of layer k < L are what the decoder layer k, counted from 0, reads of a token: for 0 its
-    embedding, for others the residual stream after k layers. Those of layer L are what the output head reads,
-    after the final norm. So k counts as transformers' `hidden_states` does. Those of L + 1, which a backend
-    may refuse, are what the last layer puts out, before that norm.
+    Features of layer k < L are the input of decoder layer k, counted from 0: the embedding for k = 0,
+    otherwise the residual stream after k layers. Features of layer L are the input of the output head, after
+    the final norm. This is the numbering of transformers' `hidden_states`. Features of L + 1, which a backend
+    may refuse, are the output of the last layer, before that norm.
 
     Attributes:
         feature_layers: L, the model's decoder layers; 0: it offers none of these methods.
@@ -75,16 +75,16 @@ class GivesFeatures(Protocol):
         last: int | None = None,
         through: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Keep from now on what `take_features` gives; without this call it costs nothing.
+        """Keep from now on the features that `take_features` returns; without this call they cost nothing.
 
-        One drafter reads them. The same call again changes nothing; no layers at all end it.
+        One drafter reads them. Repeating a call changes nothing; a call without layers ends it.
 
         Args:
-            layers: which, in the order in which they are concatenated.
-            last: keep those of so many tokens a row at most, the last ones; None for all. A row whose
-                features nobody takes grows by all.
-            through: what features `[..., len(layers) * hidden_size]` go through before they are kept, pass by
-                pass. Of a long prompt only what comes out is held, never its features all at once.
+            layers: numbers of the layers, in the order in which their features are concatenated.
+            last: keep the features of at most this many last tokens per row; None for all. Features that are
+                never taken accumulate.
+            through: a function of the features `[..., len(layers) * hidden_size]` of each pass; its results
+                are kept instead. So the features of a long prompt are never held all at once.
 
         Raises:
             InvalidInput: a layer below 0 or above L + 1, `last` below 1, or rows whose features were not
@@ -99,9 +99,9 @@ class GivesFeatures(Protocol):
     def take_features(self) -> list[Float[Tensor, "length width"]]:
         """Returns the features of every token committed since the last call.
 
-        One tensor `[tokens, width]` a row, in the order of the text, prompts included; no tokens for a
-        row that has committed none since. They are those of sequential decoding of the text up to rounding,
-        on `device`, and the caller's own.
+        One tensor `[tokens, width]` per row, in the order of the text, prompts included; no tokens for a row
+        that has committed none since. Up to rounding they equal the features of sequential decoding. They are
+        on `device` and belong to the caller.
 
         Raises:
             UnsupportedModel: nothing was kept; call `keep_features` first.
@@ -161,7 +161,7 @@ class RunsTogether(Protocol):
 
     Attributes:
         ranks: the processes that run the model together with this one, which then all make the same calls;
-            None: this one alone.
+            None: only this process.
     """
 
     ranks: Ranks | None = None

@@ -1,4 +1,4 @@
-"""Which policies, verifiers and drafters go together."""
+"""Checks of which policies, verifiers and drafters fit together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from draftwood.protocols.declared import check_declared
 
 
 def needs_several_drafters(policy: TreePolicy) -> bool:
-    """Whether children are drawn from distributions of several drafters."""
+    """Returns whether children are drawn from distributions of several drafters."""
     return any(law.several_drafters for law in policy.laws)
 
 
@@ -26,19 +26,19 @@ def registered_laws() -> list[type[Proposal]]:
 
 
 def laws_of(verifier: Verifier) -> list[type[Proposal]]:
-    """The laws to try `verifier` with, by class name: those it names; all known ones if it serves any."""
+    """Returns the laws to try `verifier` with, sorted by name: its own, or all if it accepts any law."""
     known = {*verifier.laws, *(law for law in registered_laws() if serves(verifier, law))}
     named = known if Proposal in verifier.laws else verifier.laws
     return sorted({*named} - {Proposal}, key=lambda law: law.__name__)
 
 
 def serves(verifier: Verifier, law: type[Proposal]) -> bool:
-    """Whether `verifier` judges children drawn by `law`: it names it, or serves every law one by one."""
+    """Returns whether `verifier` judges children drawn by `law`, named or as one of any one-by-one law."""
     return law in verifier.laws or (Proposal in verifier.laws and law.one_by_one)
 
 
 def check_drafters_fit(policy: TreePolicy, drafter: Drafter) -> None:
-    """Raise `IncompatibleStrategy` unless `policy` grows its trees from as many drafters as there are.
+    """Raise `IncompatibleStrategy` unless `policy` grows its trees from this number of drafters.
 
     Raises:
         InvalidInput: the drafter lacks what every drafter declares.
@@ -89,14 +89,14 @@ def check_strategy_fits(policy: TreePolicy, verifier: Verifier) -> None:
 
 
 def _misfit(policy: TreePolicy, verifier: Verifier) -> str | None:
-    """What keeps `verifier` from judging the trees of `policy`, or None."""
+    """Returns why `verifier` cannot judge the trees of `policy`, or None."""
     strange = [law for law in policy.laws if not serves(verifier, law)]
     if strange:
         return f"does not verify the law {', '.join(sorted(law.__name__ for law in strange))}"
     if policy.adaptive and not verifier.adaptive:
         return "cannot verify adaptive trees"
     if policy.branches and not verifier.branches:
-        return "judges chains alone, not the branching trees"
+        return "only judges chains, not the branching trees"
     return None
 
 

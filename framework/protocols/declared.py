@@ -1,4 +1,4 @@
-"""What a strategy must declare, so that one written for another draftwood is refused in a sentence."""
+"""Attributes that a strategy must declare; one written for another draftwood is refused in a sentence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from draftwood.base.errors import InvalidInput
 from draftwood.protocols import Drafter, LearningPolicy, TreePolicy, Verifier
 
 _KINDS: dict[type, str] = {Drafter: "drafter", TreePolicy: "policy", Verifier: "verifier"}
-# What protocols once had, and what its absence asks of a strategy.
+# Members that protocols once had, and the remedy for a strategy that still has one.
 _GONE: dict[tuple[type, str], str] = {
     (TreePolicy, "grow_rows"): (
         "`grow` is the only form since then, and `TreeBuilder.open` has children drawn for all rows; drop it"
@@ -30,7 +30,7 @@ _GONE: dict[tuple[type, str], str] = {
 
 
 def check_declared(strategy: object, protocol: type) -> None:
-    """Raise `InvalidInput` where `strategy` lacks what `protocol` asks for, or declares what is gone.
+    """Raise `InvalidInput` where `strategy` lacks a member of `protocol`, or has one that no longer exists.
 
     Args:
         strategy: an instance.
@@ -51,7 +51,7 @@ def check_declared(strategy: object, protocol: type) -> None:
     learning = LearningPolicy in type(strategy).__mro__ or getattr(strategy, "learns", False)
     if protocol is TreePolicy and not learning and _has(strategy, "observe"):
         raise InvalidInput(
-            f"{name} has observe() and does not say that it learns, as a policy for an older draftwood does: "
+            f"{name} has observe() but does not declare that it learns, as was usual in an older draftwood; "
             "derive it from draftwood.LearningPolicy, where observe() gives the next state."
         )
 

@@ -25,9 +25,9 @@ class Drafter(Protocol):
         source: paper and algorithm.
         model: whose next-token logits it gives, for the checks to compare with, as in `StateBackend`; None
             where they are no model's.
-        remembers: whether its logits depend on more than the row's own text: on what was committed in other
-            rows and in earlier calls. Within a round they depend on nothing else that is asked. Sampled texts
-            then depend on it too, though their law does not.
+        remembers: whether its logits also depend on texts that were committed in other rows and in earlier
+            calls. Within a round they do not depend on other requests. Sampled texts then depend on those
+            texts too, but their law does not.
     """
 
     vocab_size: int
@@ -60,7 +60,7 @@ class Drafter(Protocol):
     def planned_levels(
         self, roots: Sequence[int], plan: LevelPlan, *, temperature: float = 1.0
     ) -> Levels | None:
-        """All levels of a round under `roots`, one a row, in one go; None: ask level by level instead.
+        """Returns all levels of a round under `roots`, one per row, in one call; None: ask level by level.
 
         They stand for all calls of `distributions` that a policy of this plan would make, after a softmax at
         this temperature. Where it gives None, nothing has happened. Offer it where many small calls cost

@@ -1,6 +1,6 @@
-"""What policies learn, handed from round to round and from call to call; None where one does not learn.
+"""States of learning policies, passed from round to round and call to call; None for other policies.
 
-A policy around another hands on what that one learns by these functions, which serve both kinds of policy.
+A policy that wraps another passes on the inner state by these functions, which accept both kinds of policy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from draftwood.trees.tree import TokenTree
 
 
 def first_state(policy: TreePolicy) -> Any:
-    """What `policy` knows before the first round; None where it does not learn.
+    """Returns the state of `policy` before the first round; None where it does not learn.
 
     Raises:
         InvalidInput: it declares that it learns and has no state, or one that can change.
@@ -28,15 +28,15 @@ def first_state(policy: TreePolicy) -> Any:
     state = begin() if callable(begin) else None
     if state is None:
         raise InvalidInput(
-            f"{policy} declares learns = True and its first_state() gives none; subclass "
-            "draftwood.LearningPolicy, which shows how what is learnt is handed on."
+            f"{policy} declares learns = True but its first_state() returns None; subclass "
+            "draftwood.LearningPolicy, which defines how states are passed on."
         )
     _check_value(policy, state)
     return state
 
 
 def row_states(policy: TreePolicy, initial: Any, rows: int) -> list[Any]:
-    """What every row starts from: `initial`, `initial[i]` where it is a list, or the first state.
+    """Returns the state that every row starts from: `initial`, `initial[i]` of a list, or the first state.
 
     Raises:
         InvalidInput: too few or many, or not states of this policy.
@@ -48,7 +48,7 @@ def row_states(policy: TreePolicy, initial: Any, rows: int) -> list[Any]:
         raise InvalidInput(f"policy_state was given and {policy} does not learn; leave it out.")
     states = initial if isinstance(initial, list) else [initial] * rows
     if len(states) != rows:
-        raise InvalidInput(f"{len(states)} policy states were given for {rows} rows; give one a row.")
+        raise InvalidInput(f"{len(states)} policy states were given for {rows} rows; give one per row.")
     for state in states:
         if type(state) is not type(first):
             raise InvalidInput(
@@ -60,7 +60,7 @@ def row_states(policy: TreePolicy, initial: Any, rows: int) -> list[Any]:
 
 
 def grow(policy: TreePolicy, root: int, rng: Randomness, state: Any) -> Growing:
-    """`policy.grow`, with what was learnt where it learns."""
+    """Call `policy.grow`, with `state` where the policy learns."""
     if not policy.learns:
         return policy.grow(root, rng)
     return _learning(policy).grow(root, rng, state)

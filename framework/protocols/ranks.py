@@ -32,7 +32,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this process decides."""
+        """Returns whether this process decides."""
         return dist.get_rank(self.group) == 0
 
     def agreed(self, value: Value) -> Value:

@@ -1,10 +1,10 @@
 """Strategies by name. Installed packages add theirs through entry points.
 
 The groups are `draftwood.drafters`, `draftwood.policies`, `draftwood.verifiers`, `draftwood.recipes` and
-`draftwood.laws`; `draftwood.loaders` holds what turns a model into a backend, `draftwood.mixers` what stands
-for a model's recurrent layers, and `draftwood.processors` what gives the constraints that a logits processor
-holds. This is how the framework reaches the layers above it without importing them.
-A policy, verifier, drafter or law that is not registered goes by `package.module:Class`.
+`draftwood.laws`; `draftwood.loaders` holds functions that turn a model into a backend, `draftwood.mixers`
+classes that replace a model's recurrent layers, and `draftwood.processors` functions that give the
+constraints that a logits processor holds. This is how the framework reaches the layers above it without
+importing them. A policy, verifier, drafter or law that is not registered goes by `package.module:Class`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def registered_only(*, but: Collection[str] = ()) -> Iterator[None]:
 
 
 def get(kind: str, name: str) -> Any:
-    """What is registered as `name`, or the policy, verifier, drafter or law `package.module:Class`.
+    """Returns what is registered as `name`, or the policy, verifier, drafter or law `package.module:Class`.
 
     Raises:
         UnknownStrategy: nothing is registered under that name; the message names the nearest.
@@ -107,15 +107,15 @@ def get(kind: str, name: str) -> Any:
 
 
 def options(kind: str, name: str) -> Mapping[str, inspect.Parameter]:
-    """What `create` takes for `name`, by option name."""
+    """Returns the parameters that `create` takes for `name`, by option name."""
     return options_of(get(kind, name))
 
 
 @cache
 def options_of(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """What a class or function takes, by option name.
+    """Returns the parameters of a class or function, by option name.
 
-    A class without a constructor takes nothing, though a protocol's one seems to take anything.
+    A class without a constructor takes nothing, although a protocol's constructor seems to take anything.
     """
     anything = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(make).parameters
@@ -133,7 +133,7 @@ def create(kind: str, name: str, options: Mapping[str, Any] | None = None) -> An
 
 
 def build(make: Callable[..., Any], name: str, options: Mapping[str, Any] | None = None) -> Any:
-    """What the class or function `make` gives for `options`; errors call it `name`.
+    """Calls the class or function `make` with `options` and returns the result; errors call it `name`.
 
     Raises:
         UnknownStrategy: an unknown option; the message names the nearest.
@@ -181,7 +181,7 @@ def load(
     `weights`, what OpenVINO rounds its copy of the weights to (see `draftwood.backends.load`).
 
     Raises:
-        UnsupportedModel: no backend serves it; the message says why.
+        UnsupportedModel: no backend supports it; the message says why.
     """
     loader = get("loaders", "auto")
     chosen = {

@@ -29,7 +29,7 @@ class LeavesOutLayers(Protocol):
     skippable_layers: int = 0
 
     def without_layers(self, layers: Sequence[int]) -> StateBackend:
-        """Returns a second backend over the same weights without these layers, and with rows of its own.
+        """Returns a second backend over the same weights without these layers, with its own rows.
 
         It keeps law S for the smaller model; neither backend notices the other. Its `weight_bytes` are
         those that its own pass reads.
@@ -60,10 +60,11 @@ class StateBackend(ReadsPrompts, GivesFeatures, LeavesOutLayers, ExtendsByLevels
         max_length: tokens of the longest text that the model can go on from, or None where there is no end.
         weight_bytes: bytes of the weights that a pass reads.
         eos_token_ids: tokens that end a text unless the caller says otherwise.
-        pad_token_id: what pads finished rows, or None.
+        pad_token_id: the token that pads finished rows, or None.
         device: where token ids go, and logits are unless a model is spread over several.
-        model: what it runs, for the checks to compare with: a torch module, which answers by its plain
-            forward, or an object whose `logits(tokens)` gives `[vocab]` after a list of tokens; or None.
+        model: the model that it runs, with which checks compare it: a torch module, of which they call the
+            plain forward, or an object whose `logits(tokens)` gives `[vocab]` after a list of tokens; or
+            None.
     """
 
     vocab_size: int
@@ -98,8 +99,8 @@ class StateBackend(ReadsPrompts, GivesFeatures, LeavesOutLayers, ExtendsByLevels
         Args:
             tokens: `[rows, nodes]` int64.
             parents: `[rows, nodes]` int64, region indices: the index of the parent among all nodes that the
-                row's calls appended since the last commit; -1 is the committed state. A parent stands
-                before its child.
+                row's calls appended since the last commit; -1 is the committed state. A parent comes before
+                its child.
             counts: valid nodes of every row, the rest being padding; None means all.
 
         Returns:
@@ -129,7 +130,7 @@ class StateBackend(ReadsPrompts, GivesFeatures, LeavesOutLayers, ExtendsByLevels
         return read_chains(rows, extend=self.extend, commit=self.commit)
 
     def renew(self) -> None:
-        """Take up what has changed in the model since the last call, or refuse it in one sentence.
+        """Take up changes of the model since the last call, or refuse them in one sentence.
 
         Called while there are no rows, before the first ones join (law R).
         """

@@ -16,21 +16,20 @@ State = TypeVar("State")
 class TreePolicy(Protocol):
     """Decides which tree to grow. Single-row code with no model in sight; a table can drive it.
 
-    Law P: children follow their declared proposal, given everything drawn before them. Whether a node
-    is kept may depend on anything except that node's own token and what came of it.
+    Law P: children follow their declared proposal, given everything drawn before them. Whether a node is kept
+    may depend on anything except that node's own token and the draws below it.
 
     All rows share one policy and their growths run side by side, so `grow` changes nothing on `self`; make
     it an `attrs.frozen` class.
 
     Attributes:
         laws: the proposal laws its trees may carry.
-        adaptive: whether the number of a node's children may depend on the tokens of any of them, or on
-            what was drawn below them. A policy that is not adaptive settles how many children a node gets
-            before the first of them is drawn, by what was drawn before and by independent chance; in
-            which order it comes to its nodes is free. Verifiers that look at several siblings at once
-            serve such policies alone.
+        adaptive: whether the number of a node's children may depend on the tokens of any of them, or on draws
+            below them. A policy that is not adaptive chooses this number before it draws the first child,
+            from earlier draws and independent random numbers. The order of its nodes is free. Verifiers that
+            look at several siblings at once only accept such policies.
         branches: whether a node may have more than one child.
-        learns: whether it is a `LearningPolicy`, whose trees depend on what came of earlier ones.
+        learns: whether it is a `LearningPolicy`, whose trees depend on earlier outcomes.
         source: paper and algorithm.
     """
 
@@ -43,7 +42,7 @@ class TreePolicy(Protocol):
     def grow(self, root: int, rng: Randomness) -> Growing:
         """Grow a tree under the token `root`.
 
-        Yields what it asks for, and returns the tree.
+        Yields its requests, and returns the tree.
 
         - `tree.open(nodes, law, counts)` asks for children. The answer is a list with the `Siblings` of each
           node, which the loop has drawn for all rows at once.
@@ -55,26 +54,26 @@ class TreePolicy(Protocol):
 
 
 class LearningPolicy(TreePolicy, Protocol[State]):
-    """A policy whose trees depend on what came of earlier ones, by a state handed from round to round.
+    """A policy whose trees depend on earlier outcomes, by a state that is passed from round to round.
 
-    The policy itself never changes: `first_state` gives what it knows at first, `grow` reads a state, and
-    `observe` gives the next one. So each row has a state of its own, and `Generation.policy_states` can be
-    handed to the next call. A state is a value: immutable, hashable, of one class, and equal (`==`) where
-    the same was learnt, such as an `attrs.frozen` class of numbers and tuples. It may hold anything known
-    after the round: settings, counts, tokens.
+    The policy itself never changes: `first_state` gives the initial state, `grow` reads a state, and
+    `observe` gives the next one. So each row has its own state, and `Generation.policy_states` can be handed
+    to the next call. A state is a value: immutable, hashable, of one class, and equal (`==`) where the same
+    was learnt, such as an `attrs.frozen` class of numbers and tuples. It may hold anything known after the
+    round: settings, counts, tokens.
 
-    What `observe` needs of the growth besides the tree, `grow` puts into `TokenTree.note`, a value too. Law P
-    holds for the trees of every state: what was learnt counts as known before anything is drawn.
+    If `observe` needs more of the growth than the tree, `grow` puts it into `TokenTree.note`, a value too.
+    Law P holds for the trees of every state: the state counts as known before anything is drawn.
     """
 
     learns: bool = True
 
     def first_state(self) -> State:
-        """What it knows before the first round."""
+        """Returns the state before the first round."""
         ...
 
     def grow(self, root: int, rng: Randomness, state: State | None = None) -> Growing:
-        """Grow a tree as `TreePolicy.grow` does, by what was learnt; None is the first state."""
+        """Grow a tree as `TreePolicy.grow` does, by `state`; None is the first state."""
         ...
 
     def observe(self, state: State, outcome: Outcome, tree: TokenTree) -> State:

@@ -18,7 +18,7 @@ class Verifier(Protocol):
     """Decides which path of a tree is accepted and which token follows. `verify` is all that it must have.
 
     Law V: for a lossless verifier, a tree that obeys law P and any target, the joint law of the emitted
-    tokens is the target's. Rows that are judged together come out as they do alone.
+    tokens is the target's. Judging rows together does not change their outcomes.
 
     Attributes:
         laws: the proposal laws it verifies without loss.
@@ -26,8 +26,8 @@ class Verifier(Protocol):
         adaptive: whether it holds on adaptive trees too (see `TreePolicy`). One that looks at several
             siblings at once takes their law to be the drawing law, which only holds where their number
             tells nothing of them, and says no.
-        branches: whether it judges trees that branch; one that does not judges chains alone.
-        greedy: whether it serves temperature 0 alone.
+        branches: whether it judges trees that branch; otherwise it only judges chains.
+        greedy: whether it only supports temperature 0.
         source: paper and algorithm.
     """
 
@@ -48,10 +48,10 @@ class Verifier(Protocol):
         target_probs: Sequence[Float[Tensor, "nodes vocab"]],
         rngs: Sequence[Randomness],
     ) -> list[Outcome]:
-        """Judge the trees of a round, one a row: what `verify` gives for each, by the same draws.
+        """Judge the trees of a round, one per row, with the outcomes and draws of `verify` for each.
 
-        Override it where all rows together take fewer launches or waits than one after another. Every row
-        has a stream of its own in `rngs`.
+        Override it where all rows together take fewer launches or waits than one after another. Every row has
+        its own stream in `rngs`.
         """
         rows = zip(trees, target_probs, rngs, strict=True)
         return [self.verify(tree, probs, rng) for tree, probs, rng in rows]

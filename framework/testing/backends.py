@@ -1,6 +1,6 @@
-"""Law S as a test suite: a `StateBackend` beside a naive model that keeps lists of tokens.
+"""Law S as a test suite: a `StateBackend` is compared with a naive model that keeps lists of tokens.
 
-Subclass `StateBackendTests`, say how to make the backend and what the next-token logits after a list of
+Subclass `StateBackendTests`, and define how to make the backend and the next-token logits after a list of
 tokens are, and every test runs under pytest or by hand:
 
     class TestMyBackend(StateBackendTests):
@@ -138,11 +138,11 @@ class StateBackendTests:
         raise NotImplementedError
 
     def features_of(self, backend: StateBackend) -> FeaturesAfter | None:
-        """What the features of `backend` are compared with; by default those of its `model`."""
+        """Returns the oracle for the features of `backend`; by default the features of its `model`."""
         return features_oracle_of(backend)
 
     def mirror(self) -> Mirror:
-        """A fresh backend beside empty lists."""
+        """Returns a fresh backend with an empty mirror."""
         return Mirror(self.make_backend(), self.logits_after, self.tolerance)
 
     def text(self, length: int, seed: int = 0) -> list[int]:
@@ -201,7 +201,7 @@ class StateBackendTests:
         mirror.check_state()
 
     def test_ragged_counts(self) -> None:
-        """Region indices count the nodes of the row alone, whatever padding stood between them."""
+        """Region indices only count the row's own nodes, whatever padding was between them."""
         mirror = self.mirror()
         mirror.prefill([self.text(2), self.text(5, 1), self.text(1, 2)])
         mirror.extend([[(1, -1), (2, 0), (3, 0)], [(4, -1)], []])
@@ -224,7 +224,7 @@ class StateBackendTests:
         mirror.check_state()
 
     def test_rows_come_and_go(self) -> None:
-        """Rows join behind the others; those behind a released row move up, uncommitted nodes and all."""
+        """Rows join after the others; rows after a released row move up with their uncommitted nodes."""
         mirror = self.mirror()
         mirror.prefill([self.text(4), self.text(self.context, 1), self.text(6, 2)])
         mirror.extend([[(1, -1), (2, 0)], [(3, -1), (4, 0), (5, 0)], [(6, -1)]])
@@ -241,7 +241,7 @@ class StateBackendTests:
         mirror.check_state()
 
     def test_many_rows(self) -> None:
-        """Seven rows, two of one text, are as right as one, on paths of their own; high ones come and go."""
+        """Seven rows, two of one text, on different paths, are as right as one; the last ones come and go."""
         mirror, rng = self.mirror(), random.Random(2)
         mirror.prefill([self.text(length, length) for length in (3, 9, 0, 5, 12, 5, 7)])
         for gone in ((4,), (), (0, 5), (2, 3)):
@@ -270,7 +270,7 @@ class StateBackendTests:
         mirror.check_state()
 
     def test_long_texts(self) -> None:
-        """Texts beyond 64, 128 and 256 tokens, by prefill and by commits, behind each other and beside."""
+        """Texts beyond 64, 128 and 256 tokens are right, by prefill and commits, singly and in a batch."""
         mirror, rng = self.mirror(), random.Random(4)
         longest = self._room(mirror, self.longest)
         lengths = [min(length, longest - 16) for length in (61, 125, 251)]
@@ -313,7 +313,7 @@ class StateBackendTests:
             stateful_step_count=self.steps,
             deadline=None,
             database=None,
-            # Which values are beside the point costs minutes, and the message says what matters.
+            # Finding the values that do not matter takes minutes, and the message names those that do.
             phases=[Phase.generate, Phase.shrink],
             report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck),
@@ -363,7 +363,7 @@ class StateBackendTests:
             mirror.check_state()
 
     def test_features(self) -> None:
-        """After any rounds the features of every committed token are those of a plain forward."""
+        """After any rounds the features of committed tokens equal a plain forward's features."""
         mirror = self.mirror()
         prompts = [self.text(self.context), self.text(3, 1), []]
         check_features(mirror, self.features_of(mirror.backend), prompts)

@@ -1,1 +1,1 @@
-"""Draft trees: how they grow, how they are held in arrays, and what of them is accepted."""
+"""Draft trees: their growth, their arrays, and their accepted paths."""

@@ -29,14 +29,14 @@ class Growth:
     drawn once for all rows that want them by the same law. Decoding and proofs both grow their trees here.
 
     Attributes:
-        requests: what is asked of the draft now; None when all trees are grown.
+        requests: the present requests to the draft; None when all trees are grown.
     """
 
     def __init__(self, growing: Sequence[Growing], rngs: Sequence[Randomness]) -> None:
-        """Start the growths, one a row, and take their first requests.
+        """Start the growths, one per row, and take their first requests.
 
         Args:
-            growing: what `grow` of every row gave.
+            growing: the generators that `grow` returned, one per row.
             rngs: the draft stream of every row.
         """
         self._growing, self._rngs = growing, rngs
@@ -56,7 +56,7 @@ class Growth:
         return first.plan if alike else None
 
     def answer(self, probs: Tensor) -> None:
-        """Take the draft's distributions `[rows, nodes, *drafters, vocab]` of what was requested."""
+        """Take the requested draft distributions `[rows, nodes, *drafters, vocab]`."""
         level = len(self._levels)
         self._levels.append(probs)
         answers: list[Any] = [None] * len(self._asked)
@@ -99,7 +99,7 @@ class Growth:
         return TreeBatch.of(builders, laws.pop() if laws else Deterministic, self._levels)
 
     def _ask(self, answers: Sequence[Any], *, first: bool = False) -> None:
-        """Send every row that waits its answer, and take what it asks for next."""
+        """Send every row that waits its answer, and take its next request."""
         asked: list[Request | Opening | None] = [None] * len(answers)
         for row, answer in enumerate(answers):
             if first or answer is not None:

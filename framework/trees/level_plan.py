@@ -1,4 +1,4 @@
-"""Levels that follow from the draft's distributions alone, so that a drafter can grow them all in one go.
+"""Levels that depend only on the draft's distributions, so that a drafter can grow all of them in one call.
 
 Where a policy draws nothing and keeps the most likely paths, what it will ask for in the next level is known
 as soon as the draft has answered. It then says so by a `LevelPlan` (`TreeBuilder.open`): a drafter that can
@@ -26,20 +26,20 @@ BLOCK = 64
 
 @attrs.frozen
 class LevelPlan:
-    """How one level of most likely paths leads to the next.
+    """A rule that makes each level of most likely paths from the level above.
 
-    Level 0 is the root. Of every node that is expanded the `branching` most likely continuations are
-    candidates of the next level; a candidate's value is the draft's probability of the path to it. Of a
-    level's candidates the `candidates` most valuable count. Of those the `width` most valuable are expanded
-    that are among the `budget` most valuable of all levels so far and worth more than `threshold`.
+    Level 0 is the root. The `branching` most likely continuations of every expanded node are candidates of
+    the next level. A candidate's value is the draft's probability of the path to it. Each level keeps its
+    `candidates` most valuable candidates. It expands those that are among the `budget` most valuable of all
+    levels so far and above `threshold`, the `width` most valuable at most.
 
     Attributes:
         depth: levels below the root.
-        width: nodes of a level that are expanded at most.
-        branching: candidates below one node at most.
-        budget: nodes of the tree beside the root at most.
-        candidates: of one level at most; None: no limit.
-        threshold: what is worth no more is left out.
+        width: maximum number of expanded nodes per level.
+        branching: maximum number of candidates below one node.
+        budget: maximum number of nodes of the tree, excluding the root.
+        candidates: maximum number of candidates per level; None: no limit.
+        threshold: candidates of this value or less are left out.
     """
 
     depth: int = attrs.field(validator=at_least(1))
@@ -97,7 +97,7 @@ class GrowingLevels:
     """Levels as they grow by a plan: tensor code of fixed shapes without a wait, for tracing too."""
 
     def __init__(self, plan: LevelPlan, rows: int, device: torch.device) -> None:
-        """Roots alone."""
+        """Start from the roots only."""
         self._plan = plan
         self._paths = torch.ones(rows, 1, dtype=torch.float64, device=device)
         self._best = self._paths.new_full((rows, plan.budget), plan.threshold)
@@ -148,8 +148,8 @@ class Levels:
 
     Attributes:
         tokens: int64 `[rows, levels, candidates]`.
-        parents: int64, of the same shape: which candidate of the level above stands above it; of the first
-            level 0, the root.
+        parents: int64, of the same shape: index of the parent among the candidates of the level above; on the
+            first level 0, the root.
         values: float64, of the same shape; 0 where there is none.
         widths: nodes of every level that were expanded, the root first: the first candidates of the level.
         vocab_size: of the draft's distributions.
@@ -163,7 +163,7 @@ class Levels:
 
     @classmethod
     def of(cls, packed: Tensor, *, widths: tuple[int, ...], vocab_size: int) -> Levels:
-        """Those of `GrowingLevels.packed`, read back at once."""
+        """Returns the levels of `GrowingLevels.packed`, read back at once."""
         held = packed.cpu().numpy()
         tokens, parents = held[..., 0].astype(np.int64), held[..., 1].astype(np.int64)
         return cls(tokens, parents, held[..., 2].copy(), widths, vocab_size)
@@ -182,7 +182,7 @@ class Levels:
         return np.concatenate([*tokens, blank], 1), np.concatenate([*parents, blank], 1)
 
     def misses(self, plan: LevelPlan) -> bool:
-        """Whether some tree of `plan` might hold children of what was not expanded, or values are unsound."""
+        """Returns whether a tree of `plan` might hold children of unexpanded nodes, or values are unsound."""
         if np.isnan(self.values).any():
             return True
         bars = self._bars(plan)
@@ -211,7 +211,7 @@ class Levels:
         return found
 
     def _bars(self, plan: LevelPlan) -> NDArray[np.float64]:
-        """What the least valuable node of every row's tree is worth; the threshold where there is room."""
+        """Returns every row's least value of a node in its tree; the threshold where there is room."""
         values = self.values.reshape(len(self.values), -1)
         if values.shape[1] < plan.budget:
             return np.full(len(values), plan.threshold)

@@ -1,4 +1,4 @@
-"""What came of a tree: the outcome of one round for one row."""
+"""The outcome of one decoding round for one row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftwood.trees.tree import TokenTree
 
 @attrs.frozen
 class Outcome:
-    """What one round adds to one row.
+    """The tokens that one decoding round adds to one row, and their path in the tree.
 
     Attributes:
         path: accepted nodes of the tree, root first.
@@ -35,7 +35,7 @@ class Outcome:
         return cls(path, tokens, extra=extra, bonus=bonus, drafted=len(tree) - 1)
 
     def shortened(self, count: int) -> Outcome:
-        """The outcome that emits only the first `count` tokens of what this one does, 1 or more."""
+        """Returns the outcome that emits only the first `count` tokens of this one, 1 or more."""
         if count > self.accepted:
             return self
         path, tokens, extra = self.path[:count], self.tokens[:count], self.tokens[count]

@@ -1,4 +1,4 @@
-"""What stands before a prediction: the text of a batch row, and the path of a node behind it."""
+"""The tokens before a prediction: the text of a batch row, then the path to a node."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RowText:
         self._length -= count
 
     def followed_by(self, path: Sequence[int]) -> Int[Tensor, "1 length"]:
-        """The text and `path` behind it, `[1, length]`; a view, which the next call writes over."""
+        """Returns the text followed by `path`, `[1, length]`; a view, which the next call overwrites."""
         self._write(path)
         return self._tokens[: self._length + len(path)].unsqueeze(0)
 
@@ -76,11 +76,11 @@ class RowText:
 
 @attrs.frozen(eq=False)
 class Prefixes:
-    """What stands before each of several predictions of one batch row.
+    """The tokens before each of several predictions of one batch row.
 
     Attributes:
-        text: committed tokens, the root among them.
-        paths: of every node.
+        text: committed tokens, including the root.
+        paths: the path of every node.
     """
 
     text: RowText
@@ -90,12 +90,12 @@ class Prefixes:
         return len(self.paths)
 
     def of_node(self, node: int) -> Int[Tensor, "1 length"]:
-        """What stands before the prediction at `node`, `[1, length]`; a view, valid until the next call."""
+        """Returns the tokens before the prediction at `node`, `[1, length]`; the next call overwrites it."""
         return self.text.followed_by(self.paths[node])
 
     @cached_property
     def levels(self) -> list[tuple[list[int], Int[Tensor, "nodes length"]]]:
-        """The nodes of every depth with what stands before them, `[nodes, length]`."""
+        """Returns the nodes of every depth with the tokens before their predictions, `[nodes, length]`."""
         by_depth: dict[int, list[int]] = {}
         for node, path in enumerate(self.paths):
             by_depth.setdefault(len(path), []).append(node)

@@ -1,4 +1,4 @@
-"""What policies ask of the draft: requests of one row and of all, and the request numbers of nodes."""
+"""Requests of policies to the draft, of one row and of all rows, and the request numbers of nodes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class RequestLog:
         return len(self.tokens)
 
     def take(self, request: Request) -> range:
-        """Add the nodes of `request`, whose parents were asked for or stand before them; their numbers."""
+        """Add the nodes of `request`, whose parents were requested before, and return the nodes' numbers."""
         first = len(self)
         self.tokens += request.tokens.tolist()
         self.parents += request.parents.tolist()

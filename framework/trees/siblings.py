@@ -29,8 +29,9 @@ class Opening:
         counts: children of each node that are drawn at once.
         ahead: how many more of a node may be drawn one by one, by `Siblings.draw`.
         total: children of all nodes that are of use; None: no limit. More than these may be drawn.
-        floors: for each node a weight; no child is asked for where no more than that is left. None: no floor.
-        plan: how the levels to come follow from the draft's distributions alone; None where they do not.
+        floors: for each node a weight; it gets no further child once no more weight than that is left. None:
+            no floor.
+        plan: a rule for the coming levels, if they depend only on the draft's distributions; else None.
     """
 
     tokens: list[int]
@@ -52,8 +53,8 @@ class Siblings:
     Attributes:
         tokens: those drawn so far, in drawn order.
         chances: the draft's probability of each.
-        weight: what the next child is taken from: what is left of the distribution, or the probability of the
-            most likely token left where the law takes that; 0 where no child is to come.
+        weight: the weight from which the next child is drawn: the rest of the distribution, or the
+            probability of the most likely token left where the law takes that; 0 where no child is to come.
         law: the class of the law.
         place: the request that asked for the node, and its number there.
     """
@@ -92,7 +93,7 @@ class Siblings:
 
     @property
     def _p(self) -> Tensor:
-        """The node's distribution `[vocab]`, or those of several drafters."""
+        """Returns the node's distribution `[vocab]`, or one per drafter."""
         return self._probs[self._row, self.place[1]]
 
 
@@ -231,7 +232,7 @@ def open_nodes(
     Args:
         law: of all these openings.
         probs: the draft's distributions, padded.
-        openings: one a row.
+        openings: one per row.
         rngs: the draft stream of every row. A node's children are drawn by a stream of the node's own.
         level: the number of the request.
     """
@@ -265,7 +266,7 @@ def _of_row(
         return found
     total = sys.maxsize if opening.total is None else opening.total
     drawn = law.draw_nodes(probs[row, :nodes], counts=opening.counts, rng=rng, total=total)
-    # What lies behind the last of the total is left out.
+    # Nodes after the last of the total are left out.
     return [
         _AllAtOnce(probs, row, (level, column), drawn[column])
         if column < len(drawn)

@@ -60,11 +60,11 @@ class TokenTree:
         parents: `[capacity]` int64; `parents[0] = -1` and `parents[i] < i`. Siblings stand in the order
             in which they were drawn, which matters to verifiers.
         proposals: for every node that has children, the law and distribution they were drawn from.
-        size: number of valid nodes; what lies behind it is padding, so that a captured pass can run
-            any tree up to the capacity. Default: all.
+        size: number of valid nodes; later entries are padding, so that a captured pass can run any tree up to
+            the capacity. Default: all.
         depths: `[capacity]` int64, the root at 0; derived from `parents` by default.
-        note: what a policy that learns wants to know of the growth when it sees the outcome; an immutable
-            value that nobody else reads.
+        note: information about the growth that a policy that learns needs when it sees the outcome; an
+            immutable value that nobody else reads.
     """
 
     tokens: Int[Tensor, " capacity"]
@@ -171,7 +171,7 @@ class TokenTree:
         for node, parent in enumerate(parents[1:], start=1):
             if not 0 <= parent < node:
                 raise InvalidTree(
-                    f"Node {node} has parent {parent}; a parent must stand before its child and only "
+                    f"Node {node} has parent {parent}; a parent must come before its child and only "
                     "node 0 is a root."
                 )
         for node, token in enumerate(tokens):
@@ -185,7 +185,7 @@ class TreeBuilder:
 
     Attributes:
         tokens, parents, depths: of every node so far.
-        siblings: what the children of a node were drawn by, where the driver drew them.
+        siblings: the law and distribution of the children of a node, where the driver drew them.
         proposals: the laws of other nodes with children.
     """
 

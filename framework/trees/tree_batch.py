@@ -38,7 +38,7 @@ class TreeBatch(Sequence[TokenTree]):
     LAWS: ClassVar[frozenset[type[Proposal]]] = frozenset(
         {Deterministic, WithReplacement, WithoutReplacement}
     )
-    """The laws that are made from the distribution, or from the children, alone."""
+    """The laws that are made only from the distribution, or only from the children."""
 
     tokens: Nodes
     parents: Nodes

@@ -17,7 +17,7 @@ UNIT = tl.constexpr(
 
 @triton.jit
 def is_ordered(plan, node, CLASSES: tl.constexpr):
-    """Whether the children of `node` are tried in class order."""
+    """Returns whether the children of `node` are tried in class order."""
     first = r.entry(plan, node, r.FIRST_CHILD)
     return CLASSES & (first > 0) & (r.entry(plan, first, r.KIND) == r.REMAINING)
 
@@ -30,7 +30,7 @@ def odds_of(h, draft, is_top, total, rest):
 
 @triton.jit
 def bucket_of(share, h, draft, total):
-    """Where tokens stand by what is wanted over what is proposed."""
+    """Returns the buckets of tokens by the ratio of wanted to proposed probability."""
     proposed = h + draft / tl.where(total > 0.0, total, 1.0)
     rank = tl.minimum(share / tl.where(proposed > 0.0, proposed, 1.0), 1e30).to(tl.float32)
     octaves = (rank.to(tl.int32, bitcast=True) + 524288) >> 20
@@ -147,7 +147,7 @@ def best_shares(table, target, h, draft, odds, mass, further):
 def classed(plan, numbers, shares, tally, odds_rest, node, used):
     """Choose the class of a window at `node`, toss its coins, and settle which sibling goes first.
 
-    `tally` has what tokens beside the likeliest brought to their buckets, `odds_rest` the sum of their odds.
+    `tally` has the buckets' sums over all tokens except the likeliest, `odds_rest` the sum of their odds.
 
     Returns that sibling, its token's probability by target and law, and whether the uniforms sufficed.
     """

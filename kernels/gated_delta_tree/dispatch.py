@@ -57,7 +57,7 @@ def attend(
         rates: beta of the new nodes, `[rows, nodes, heads]`.
         decay: the log decay of every step, `[rows, columns, heads]`, at most 0.
         state: committed, `[rows, heads, p, n]`.
-        visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors, which stand before it.
+        visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors, which come before it.
 
     Raises:
         ValueError: shapes that do not fit.

@@ -1,4 +1,4 @@
-"""The gated delta rule along a tree in Triton: what nodes write; README.md has the derivation."""
+"""The gated delta rule along a tree in Triton: the deltas of nodes; README.md has the derivation."""
 
 import triton
 import triton.language as tl
@@ -30,7 +30,7 @@ def solve(
     NODES: tl.constexpr, COLUMNS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The deltas of all new nodes in one tile of a head's dimensions; `out` holds those of older columns."""
+    """Write the deltas of all new nodes in one tile of a head's dimensions, after the older ones in `out`."""
     row = (tl.program_id(0) // heads).to(tl.int64)
     head = tl.program_id(0) % heads
     p = tl.program_id(1) * DIM + tl.arange(0, DIM)

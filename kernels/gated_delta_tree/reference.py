@@ -52,7 +52,7 @@ def attend(
     right_side = beta * (values.transpose(1, 2) - read(queries=new_keys, state=state, left=left))
     if old:
         right_side = right_side - overlap[..., :old] @ deltas.transpose(1, 2)
-    # Ancestors stand before their descendants, so the system is lower triangular, with a unit diagonal.
+    # Ancestors come before their descendants, so the system is lower triangular, with a unit diagonal.
     new_deltas = torch.linalg.solve_triangular(
         overlap[..., old:], right_side, upper=False, unitriangular=True
     )

@@ -1,4 +1,4 @@
-"""A commit of KV rows in plain PyTorch; README.md says what it must keep."""
+"""A commit of KV rows in plain PyTorch; README.md has its definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distributions by the largest scores of a node; README.md has what is counted."""
+"""Distributions by the largest scores of a node; README.md describes the loop."""
 
 from draftwood.kernels.largest_scores.loop import keep_largest
 

@@ -1,4 +1,4 @@
-"""A real-gated linear recurrence along a tree for a graph that is traced: no loop hangs on the tree.
+"""A real-gated linear recurrence along a tree for a traced graph: no loop depends on the tree.
 
 As `draftwood.kernels.mamba1_tree.traced`, for nodes whose older ancestors have their states.
 """
@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 
 def attend(*, values: Tensor, outputs: Tensor, decay: Tensor, state: Tensor, visible: Tensor) -> Tensor:
-    """Computes `reference.attend` in as many steps as bits in the number of nodes.
+    """Computes `reference.attend` in a number of steps that is the bit length of the number of nodes.
 
     Args:
         values: gated inputs of the new nodes, `[rows, nodes, channels]`.
@@ -24,7 +24,7 @@ def attend(*, values: Tensor, outputs: Tensor, decay: Tensor, state: Tensor, vis
     numbers = torch.arange(1, known + nodes, device=values.device)
     own = numbers == torch.arange(known, known + nodes, device=values.device).unsqueeze(1)
     parents = torch.where(visible & ~own, numbers, 0).amax(-1)
-    # Nothing lies above states that are known, and stands behind the nodes.
+    # Known states have no parent: theirs is the zero state after the nodes.
     states = torch.cat([state.unsqueeze(1), outputs, values, torch.zeros_like(state).unsqueeze(1)], 1)
     sums, up = pad(decay, (0, 0, known, 1)), pad(parents, (known, 1), value=known + nodes)
     row = torch.arange(rows, device=values.device).unsqueeze(1)

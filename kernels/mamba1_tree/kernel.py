@@ -10,7 +10,7 @@ from draftwood.kernels.mamba2_tree.kernel import pointer
 def taken_in(
     keys, values, steps, column, key_column, value_column, step_column, channel, within, n, size, rate, below
 ):
-    """Returns what a column adds to a state reached `below` steps later, and the steps of its own input."""
+    """Returns what a column adds to a state reached `below` steps later, and the steps of its input."""
     value = tl.load(values + column * value_column + channel, mask=within, other=0.0).to(tl.float32)
     key = tl.load(keys + column * key_column + n, mask=n < size, other=0.0).to(tl.float32)
     step = tl.load(steps + column * step_column + channel, mask=within, other=0.0)

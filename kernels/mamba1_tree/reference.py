@@ -30,7 +30,7 @@ class Paths:
 
     @cached_property
     def order(self) -> Tensor:
-        """int32 `[rows, nodes, columns]`: what a node sees, itself first, and -1 behind its path."""
+        """Returns the columns that a node sees, itself first, then -1; int32 `[rows, nodes, columns]`."""
         numbers = torch.arange(self.visible.shape[-1], dtype=torch.int32, device=self.visible.device)
         return torch.where(self.visible, numbers, -1).sort(-1, descending=True).values
 
@@ -53,7 +53,7 @@ def levels(*, visible: Tensor) -> list[Level]:
     """
     rows, nodes, columns = visible.shape
     numbers = torch.arange(columns, device=visible.device)
-    # Every node's path from its root, -1 behind its end. Padding's paths are chains of their own.
+    # Every node's path from its root, then -1. The paths of padding are separate chains.
     depth = int(visible.sum(-1).max()) if visible.numel() else 0
     order = torch.where(visible, numbers, columns).sort(-1).values[..., :depth]
     row = torch.arange(rows, device=visible.device).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Mamba-1 along a tree for a graph that is traced: neither a loop nor a shape hangs on the tree.
+"""Mamba-1 along a tree for a traced graph: no loop and no shape depends on the tree.
 
 Every column begins with its own term of the sum that is its state, and takes over what an ancestor has: at
 first its parent, and at every step one twice as far up. After `log2(columns)` steps every root is reached.
@@ -15,7 +15,7 @@ def parents(visible: Tensor) -> Tensor:
     """1 + the parent of every column, int64 `[rows, columns]`; 0 for roots, and for what no new node sees.
 
     Args:
-        visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors, which stand before it.
+        visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors, which come before it.
     """
     numbers = torch.arange(1, visible.shape[-1] + 1, device=visible.device)
     # Of what a node sees, the last column before each.
@@ -47,7 +47,7 @@ def attend(
     (rows, columns, _), (nodes, groups), dtype = values.shape, queries.shape[1:3], values.dtype
     queries, keys, values = (tensor.to(state.dtype) for tensor in (queries, keys, values))
     terms = (values.unflatten(-1, (groups, -1)).unsqueeze(-1) * keys.unsqueeze(-2)).flatten(2, 3)
-    # Before the columns the committed state, and behind them nothing, which is above that.
+    # Before the columns the committed state, and after them a zero state, the parent of the committed one.
     states = torch.cat([state.unsqueeze(1), terms, torch.zeros_like(state).unsqueeze(1)], 1)
     sums, up = pad(steps, (0, 0, 1, 1)), pad(parents(visible), (1, 1), value=columns + 1)
     row = torch.arange(rows, device=values.device).unsqueeze(1)

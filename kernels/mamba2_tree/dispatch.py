@@ -19,7 +19,7 @@ from draftwood.kernels.tensor_checks import (
 )
 
 PRECISION = {"fp32": "tf32x3", "fp16": "tf32", "bf16": "tf32"}
-"""Of matrix products: three in TF32 have the digits of fp32, and one has those of half precision."""
+"""Precision of matrix products: three in TF32 have the digits of fp32, one has enough for half precision."""
 
 STRIDES = ("key_row", "key_column", "key_group", "value_row", "value_column", "value_head")
 STATE = ("state_row", "state_head", "state_dim", "dim", "size")
@@ -76,7 +76,7 @@ def attend(
         values: the inputs times their step, `[rows, columns, heads, p]`.
         decay: the log decay of every step, `[rows, columns, heads]`, at most 0.
         state: committed, `[rows, heads, p, n]`.
-        visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors, which stand before it.
+        visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors, which come before it.
 
     Raises:
         ValueError: shapes that do not fit.
@@ -212,7 +212,7 @@ def check(
 def objection(
     *, keys: Tensor, values: Tensor, decay: Tensor, state: Tensor, seen: Tensor, queries: Tensor | None = None
 ) -> str | None:
-    """Why no kernel serves such tensors; None where one does."""
+    """Returns why no kernel supports such tensors; None where one does."""
     if (reason := support.objection(values)) is not None:
         return reason
     vectors = {"keys": keys, "values": values} | ({} if queries is None else {"queries": queries})

@@ -8,8 +8,8 @@ import triton.language as tl
 def seen_below(visible, decay, step, column, last, node, mask_node, real, later):
     """Returns which columns nodes see, and the decay that each has on its way to the node that reads it.
 
-    `later` is the decay of the columns behind this block, and behind the column after it. Every sum holds
-    what is seen alone, and leaves the column's own step out without subtracting it.
+    `later` is the decay of the columns after this block, and after the column that follows it. Every sum only
+    has columns that are seen, and leaves out the column's own step without subtracting it.
     """
     seen = (
         tl.load(
@@ -78,7 +78,7 @@ def attend(
     state += row * state_row + head * state_head
     decay += row * decay_row + head
     visible += row * mask_row
-    # No node sees a column behind its own.
+    # No node sees a column after its own.
     last = columns - nodes + tl.minimum(nodes, (tl.program_id(1) + 1) * NODES)
     total = tl.zeros([NODES], tl.float32)
     acc = tl.zeros([NODES, DIM], tl.float32)

@@ -16,7 +16,7 @@ PIECE = 64
 def read(
     *, queries: Tensor, keys: Tensor, values: Tensor, decay: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Outputs `[rows, tokens, heads, p]` of the next tokens of a text, and the state behind the last.
+    """Returns the outputs `[rows, tokens, heads, p]` of a text's next tokens, and the state after the last.
 
     A token without value and decay leaves the state as it is.
 

@@ -22,7 +22,7 @@ def path_decay(*, decay: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
     """
     seen = visible.unsqueeze(1)
     steps = torch.where(seen, decay.transpose(1, 2).unsqueeze(2), 0.0)
-    # Sums from a column down to the node. They hold what is seen alone, so that nothing overflows.
+    # Sums from a column down to the node. They only hold seen columns, so that nothing overflows.
     sums = steps.flip(-1).cumsum(-1).flip(-1)
     below = torch.cat([sums[..., 1:], torch.zeros_like(sums[..., :1])], -1)
     return torch.where(seen, below.exp(), 0.0), sums[..., 0].exp()

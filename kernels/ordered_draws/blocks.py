@@ -40,7 +40,7 @@ class BlockDraws:
     def draw(
         self, nodes: NDArray[np.int64], limits: NDArray[np.int64], uniforms: NDArray[np.float64]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-        """The next `limits[i]` children of every node `nodes[i]`, of which none stands there twice.
+        """Draws the next `limits[i]` children of every node `nodes[i]`; no node may occur twice.
 
         Args:
             nodes, limits: `[n]`.

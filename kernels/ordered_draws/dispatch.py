@@ -36,7 +36,7 @@ def draw(*, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArray[np.float
 
 
 def serves(probs: Tensor) -> bool:
-    """Whether the kernel draws from `probs` `[nodes, vocab]`; logs each choice once."""
+    """Returns whether the kernel draws from `probs` `[nodes, vocab]`; logs each choice once."""
     return support.use_kernel("ordered_draws", _objection(probs))
 
 

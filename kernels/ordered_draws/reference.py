@@ -17,7 +17,7 @@ class Draws:
     Attributes:
         tokens: int64 `[nodes, draws]`; -1 where no weight was left or the node's limit was reached.
         chances: float64 `[nodes, draws]`, their weights.
-        left: float64 `[nodes, draws + 1]`, the weight left before each draw, and behind the last.
+        left: float64 `[nodes, draws + 1]`, the weight left before each draw, and after the last.
     """
 
     tokens: NDArray[np.int64]

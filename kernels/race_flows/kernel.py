@@ -18,7 +18,7 @@ ODDS = tl.constexpr(0)
 OUTSIDE = tl.constexpr(1)
 INSIDE = tl.constexpr(2)
 TARGET = tl.constexpr(3)
-# Further lines in their order; behind them two for every number of tokens in a set.
+# Further lines in their order; after them two for every number of tokens in a set.
 ARRIVING = tl.constexpr(4)
 ALLOWANCES = tl.constexpr(5)
 FLOWS = tl.constexpr(6)
@@ -46,7 +46,7 @@ def alone(number, place):
 
 @triton.jit
 def before(terms, BLOCK: tl.constexpr):
-    """The sums of what stands before each place; no difference of sums, in which a heavy term is lost."""
+    """Returns the sum of the terms before each place; it subtracts no sums, in which light terms are lost."""
     place = tl.arange(0, BLOCK)
     sums = tl.cumsum(terms, 0)
     return tl.where(place > 0, tl.gather(sums, tl.maximum(place - 1, 0), 0), 0.0)
@@ -119,7 +119,7 @@ def lined_up(columns, order, lines, allowance, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def tabled(lines, products, marked, count, size, BLOCK: tl.constexpr):
-    """Write the sums over sets of 0 to K - 1 tokens behind each place; that over all sets of K."""
+    """Write the sums over sets of 0 to K - 1 tokens after each place; return the sum over all sets of K."""
     back = size
     while back > 0:
         back -= BLOCK
@@ -152,9 +152,9 @@ def tabled(lines, products, marked, count, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def arrive(lines, whole, count, size, BLOCK: tl.constexpr):
-    """Write the chance that each token was drawn and nothing before it was accepted, by its allowances.
+    """Write the probability that each token was drawn and no token before it was accepted, by its allowances.
 
-    Where a sibling is left behind it, and where it is the last one.
+    One for the case that a sibling is left after it, and one for the case that it is the last.
     """
     found_before = alone(tl.full((), 1.0, tl.float64), 0)
     marked_before = tl.full([SETS], 0.0, tl.float64)
@@ -164,7 +164,7 @@ def arrive(lines, whole, count, size, BLOCK: tl.constexpr):
         outside = tl.load(lines + OUTSIDE * size + place)
         inside = tl.load(lines + INSIDE * size + place)
         failing = odds * (1.0 - tl.load(lines + ALLOWANCES * size + place))
-        # Sets of k tokens that stand before the place and failed, with no mark before it and with one.
+        # Sets of k tokens before the place that failed, with no mark before it and with one.
         found = tl.full([BLOCK], 1.0, tl.float64)
         marked = at(marked_before, 0) + before(outside, BLOCK)
         more = tl.full([SETS], 0.0, tl.float64)
@@ -192,7 +192,7 @@ def arrive(lines, whole, count, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def untouched(lines, size, BLOCK: tl.constexpr):
-    """Where all that arrives is accepted: the first token that gets too much, the mass before it, a cut."""
+    """Returns the first token that gets too much if all is accepted, the mass before it, and a cut."""
     wanted = tl.full((), 0.0, tl.float64)
     for start in range(0, size, BLOCK):
         wanted += tl.sum(tl.load(lines + TARGET * size + start + tl.arange(0, BLOCK)), 0)
@@ -253,7 +253,7 @@ def kept_scarce(lines, scarce, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def allowed(wanted, earlier, last, apart):
-    """The allowances by which `wanted` is accepted; with `apart` where a sibling is left behind."""
+    """Returns the allowances that accept `wanted`; with `apart`, those where a sibling is left after it."""
     rest = tl.maximum(wanted - tl.minimum(wanted, last), 0.0)
     return tl.where(apart != 0, at_most_one(rest, earlier), at_most_one(wanted, earlier + last))
 

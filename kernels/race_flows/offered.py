@@ -9,16 +9,17 @@ OFFERED = 8192
 """Tokens of a vocabulary that are offered at a node; the others are one class at the end of the order."""
 
 HEAVY = 128
-"""Of them the heaviest of those that are not worth it, eight for each of 16 siblings.
+"""Number of offered tokens that are the draft's heaviest among the others, eight for each of 16 siblings.
 
-So what is left is light beside them, and the sums over its sets come out of its powers without loss.
+The remaining tokens are light compared with them, so sums over sets of these follow from sums of powers
+without loss of precision.
 """
 
 LATEST = 1e300
 
 
 def is_whole(vocab: int) -> bool:
-    """Whether all of a vocabulary is offered."""
+    """Returns whether all of a vocabulary is offered."""
     return vocab <= OFFERED
 
 
@@ -35,7 +36,7 @@ def clock(drafts: Tensor, children: Tensor, there: Tensor, waits: Tensor) -> tup
 
     Args:
         drafts: fp32 `[n, vocab]`.
-        children: the drawn tokens in order, and any of them behind the last, int64 `[n, most + 1]`.
+        children: the drawn tokens in order, then any of them as padding, int64 `[n, most + 1]`.
         there: float64, 1 for those that were drawn, else 0.
         waits: float64, exponential times of rate 1 for each and one more, else 0; all 0 for pairs.
 

@@ -110,7 +110,7 @@ def columns(weights: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def expected(odds: Tensor, light: float, count: int) -> tuple[float, Tensor]:
-    """By what odds are multiplied so that `count` tokens are expected, and each one's chance then."""
+    """Returns the factor of odds that makes `count` tokens expected, and each token's probability then."""
     norm, following, share = 1.0, 1.0, odds
     for _ in range(6):
         norm = following
@@ -135,17 +135,17 @@ def sets_of(powers: list[float], slopes: list[float], outside: float) -> tuple[T
 
 
 def before(terms: Tensor) -> Tensor:
-    """The sums of what stands before each place."""
+    """Returns the sum of the terms before each place."""
     return torch.nn.functional.pad(terms.cumsum(0), (1, 0))[:-1]
 
 
 def behind(terms: Tensor) -> Tensor:
-    """The sums of what stands behind each place."""
+    """Returns the sum of the terms after each place."""
     return before(terms.flip(0)).flip(0)
 
 
 def tables(law: SiblingSet) -> tuple[list[Tensor], list[Tensor], float]:
-    """Sums over the sets of 0 to K - 1 tokens behind each place, with marks too; that over all sets of K."""
+    """Returns sums over sets of 0 to K - 1 tokens after each place, without and with marks, and of all K."""
     products, marked = [torch.ones_like(law.odds)], [law.marked[0] + behind(law.outside)]
     whole = 0.0
     for m in range(1, law.count + 1):
@@ -235,7 +235,7 @@ def settled(
 
 
 def allowed(wanted: Tensor, earlier: Tensor, last: Tensor, *, last_apart: bool) -> Tensor:
-    """The allowances by which `wanted` is accepted; with `last_apart` where a sibling is left behind."""
+    """Returns the allowances that accept `wanted`; with `last_apart`, for a token that is not tried last."""
     if not last_apart:
         return at_most_one(wanted, earlier + last)
     return at_most_one((wanted - torch.minimum(wanted, last)).clamp(min=0), earlier)

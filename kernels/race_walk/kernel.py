@@ -5,8 +5,8 @@ import triton.language as tl
 
 from draftwood.kernels.tree_plan import kernel as r
 
-# What is known of a node with children: its row and number, its place among those of several (-1 for none),
-# and how many children it has.
+# Columns of a node with children: its row and number, its index among nodes with several children (-1 for
+# none), and its number of children.
 INNER = tl.constexpr(4)
 # Numbers of a node.
 NUMBERS = tl.constexpr(8)
@@ -69,7 +69,7 @@ def walk(plan, numbers, spares, out, lines, programs, PROGRAMS: tl.constexpr):
                 node = following
             else:
                 u = r.uniform(plan, used)
-                # NaN stands where the tape has ended.
+                # NaN marks the end of the tape.
                 sound = sound & (u >= 0.0)
                 used += 1
                 end = tl.where(u < number(numbers, following, ALLOWANCE), following, end)
@@ -181,7 +181,7 @@ def leave(
 def choose(
     plan, out, left, heights, lines, vocab, span, programs, BLOCK: tl.constexpr, PROGRAMS: tl.constexpr
 ):
-    """Draw a row's extra token from what is left: the first whose cumulative weight exceeds u times all."""
+    """Draw a row's extra token from the rest: the first whose cumulative weight exceeds u times all."""
     row = tl.program_id(0).to(tl.int64)
     plan += row * lines * r.LINE
     out += row * (5 + lines)

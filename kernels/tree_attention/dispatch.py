@@ -111,13 +111,13 @@ def attend(
         keys: `[rows, kv_heads, slots, dim]`; slots from `mask.start` on hold the mask's columns, the new
             nodes' own included. Heads of a group share their keys.
         values: `[rows, kv_heads, slots, value_dim]`.
-        mask: what each node sees.
+        mask: the mask of every node.
         scale: of the scores.
         softcap: scores become `softcap tanh(scores / softcap)`.
         sinks: `[heads]`, a logit of every head that takes weight and has no value.
 
     Returns:
-        `[rows, nodes, heads, value_dim]` in the queries' dtype; nodes behind `mask.counts` are not written.
+        `[rows, nodes, heads, value_dim]` in the queries' dtype; nodes after `mask.counts` are not written.
 
     Raises:
         ValueError: shapes that do not belong together.
@@ -223,7 +223,7 @@ def split(start: int, *, programs: int, processors: int, step: int) -> tuple[int
 
 
 def objection(queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None) -> str | None:
-    """Why the kernel cannot take these, as the end of a sentence; None where it can."""
+    """Returns why the kernel cannot take these, as the end of a sentence; None where it can."""
     if (reason := support.objection(queries)) is not None:
         return reason
     tensors = [queries, keys, values, *([] if sinks is None else [sinks])]
@@ -240,7 +240,7 @@ def objection(queries: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | Non
 
 
 def unsupported(dtype: torch.dtype, dim: int) -> str | None:
-    """Why the kernel never takes this dtype or head dim; None where it does."""
+    """Returns why the kernel never takes this dtype or head dim; None where it does."""
     if dtype not in TYPES:
         return f"its tensors are {dtype}"
     if dim % 16 or not 16 <= dim <= DIMS[-1]:
@@ -250,7 +250,7 @@ def unsupported(dtype: torch.dtype, dim: int) -> str | None:
 
 @cache
 def _processors(device: torch.device) -> int:
-    # In the interpreter any number serves.
+    # In the interpreter any number will do.
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 16
 
 
@@ -275,4 +275,4 @@ def check(queries: Tensor, keys: Tensor, values: Tensor, mask: TreeMask, sinks: 
             "of the keys and values."
         )
     if sinks is not None and sinks.shape != (heads,):
-        raise ValueError(f"Sinks {tuple(sinks.shape)} must be one a head, ({heads},).")
+        raise ValueError(f"Sinks {tuple(sinks.shape)} must be one per head, ({heads},).")

@@ -17,8 +17,8 @@ class TreeMask:
 
     Attributes:
         bits: int32 `[rows, nodes, words]`, column j in bit j % 32 of word j // 32.
-        lengths: int32 `[rows]`, committed slots of every row; what lies between them and `start` is a gap.
-        start: the slot of column 0, or one behind it where only `at` knows; no length exceeds it.
+        lengths: int32 `[rows]`, committed slots of every row; slots between them and `start` are a gap.
+        start: the slot of column 0, or an upper bound of it where only `at` has it; no length exceeds it.
         columns: uncommitted nodes of every row, the new ones last.
         first: int32 `[rows, nodes]`, the first committed slot that a node sees: above 0 with a window.
         counts: int32 `[rows]`, new nodes that are real; outputs of the others are not written.
@@ -48,10 +48,10 @@ class TreeMask:
     ) -> TreeMask:
         """The mask of `visible`, bool `[rows, nodes, columns]`: a node sees itself and its ancestors.
 
-        With `within`, of the same shape, it sees those of them that are in its window.
+        With `within`, of the same shape, it only sees those in its window.
 
         Raises:
-            ValueError: what no tree can be (see `check`); on the CPU alone, as it would stall a GPU.
+            ValueError: no tree has this mask (see `check`); only checked on the CPU, as it would stall a GPU.
         """
         rows, nodes, columns = visible.shape
         if visible.device.type == "cpu":
@@ -90,7 +90,7 @@ class TreeMask:
         return self.at
 
     def visible(self) -> Tensor:
-        """bool `[rows, nodes, start + columns]`; as long as the context, so for references alone."""
+        """Returns the dense mask for references, bool `[rows, nodes, start + columns]`."""
         slots = torch.arange(self.start + self.columns, device=self.bits.device)
         committed = (slots < self.lengths[:, None, None]) & (slots >= self.first[:, :, None])
         column = slots - self.slot
@@ -154,9 +154,9 @@ def unpack(bits: Tensor, columns: int) -> Tensor:
 
 
 def check(visible: Tensor) -> None:
-    """`ValueError` unless bool `visible` `[rows, nodes, columns]` can be a tree's.
+    """Raise `ValueError` unless bool `visible` `[rows, nodes, columns]` can be a tree's.
 
-    A node sees itself, and beside itself what the last of the columns that it sees, its parent, sees.
+    A node sees itself and the columns that its parent sees. The parent is the last other column that it sees.
     """
     _, nodes, columns = visible.shape
     old = columns - nodes
@@ -167,7 +167,7 @@ def check(visible: Tensor) -> None:
     above = visible.gather(1, (parent - old).clamp(min=0).unsqueeze(2).expand(-1, -1, columns))
     wrong = {
         "does not see itself": ~visible[:, :, old:].diagonal(dim1=1, dim2=2),
-        "sees a node behind itself": parent > numbers[old:],
+        "sees a node after itself": parent > numbers[old:],
         "does not see just what its parent sees": (parent >= old) & (others != above).any(2),
     }
     for what, nodes_at_fault in wrong.items():

@@ -18,7 +18,7 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Outputs `[rows, nodes, heads, value_dim]`; see `dispatch.attend`. Undefined behind `mask.counts`."""
+    """Returns the outputs of `dispatch.attend`; undefined for nodes after `mask.counts`."""
     seen, precise = mask.visible(), torch.promote_types(queries.dtype, torch.float32)
     rows, heads, nodes, _ = queries.shape
     kv_heads, slots = keys.shape[1], seen.shape[2]

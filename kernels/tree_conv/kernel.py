@@ -28,7 +28,7 @@ def attend(
         acc += tl.load(bias + channel, mask=within, other=0.0).to(tl.float32)[None, :]
     for tap in tl.static_range(TAPS):
         used = real & (tl.full([NODES], tap, tl.int32) < width)
-        # Places before the columns are those of the tail.
+        # Places before the columns are the tail's.
         column = tl.load(window + row * window_row + node * window_node + tap, mask=used, other=0) - width + 1
         late = tl.load(
             inputs + column[:, None] * input_column + channel[None, :],

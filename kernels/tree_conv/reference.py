@@ -11,14 +11,15 @@ from torch.nn.functional import pad
 
 
 def windows(*, visible: Tensor, width: int) -> Tensor:
-    """Where every new node's window lies among `width - 1` committed inputs and the columns behind them.
+    """Returns the positions of every new node's window in `width - 1` committed inputs followed by the
+    columns.
 
     Args:
         visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors.
         width: of the convolution.
 
     Returns:
-        int64 `[rows, nodes, width]`, ascending: ancestors lie before their descendants, so a window is the
+        int64 `[rows, nodes, width]`, ascending: ancestors come before their descendants, so a window is the
         last `width` positions that the node sees.
     """
     seen = pad(visible, (width - 1, 0), value=True)

@@ -14,7 +14,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 FIXED, FULL, REMAINING = range(3)
-"""How a node was drawn: not at all, as a fixed token; from its full law; from what earlier siblings left."""
+"""How a node was drawn: not at all, as a fixed token; from its full law; from the rest after its siblings."""
 
 LINE = 8
 """Integers of a node in a plan."""
@@ -75,7 +75,7 @@ class Walk:
 class TreeArrays:
     """Trees of several rows, padded to the widest, with the addresses of their distributions.
 
-    The caller keeps the tensors behind the addresses until the result is read.
+    The caller keeps the tensors at the addresses until the result is read.
 
     Attributes:
         tokens: `[rows, nodes]`.
@@ -84,7 +84,7 @@ class TreeArrays:
         draw_kinds: `FIXED`, `FULL` or `REMAINING`, `[rows, nodes]`.
         laws: addresses of the fp32 distribution that every node was drawn from, `[rows, nodes]`; 0 for none.
         targets: addresses of the target's fp32 distribution after every node, `[rows, nodes]`.
-        uniforms: `[rows, numbers]`, NaN behind the last of a row.
+        uniforms: `[rows, numbers]`, NaN after the last of a row.
         vocab: length of every distribution.
         device: of the distributions.
     """
@@ -101,7 +101,7 @@ class TreeArrays:
 
     @classmethod
     def of(cls, cases: Sequence[TreeCase]) -> TreeArrays:
-        """The arrays of `cases`, one a row, at least one.
+        """Returns the arrays of `cases`, one per row, at least one.
 
         Raises:
             ValueError: distributions of another dtype, device or length than the first case's targets, or
@@ -129,11 +129,12 @@ class TreeArrays:
         return max(int(self.tokens.shape[1]), int(self.uniforms.shape[1])) + 1
 
     def plan(self, spare: int = 0) -> Tensor:
-        """int64 `[rows, lines + spare, LINE]` on the host, a line for every node and `spare` lines of zeros.
+        """Returns int64 `[rows, lines + spare, LINE]` on the host: a line per node, and `spare` lines of
+        zeros.
 
-        Its token, first child and next sibling (0 for none), how it was drawn, the addresses of its law and
-        of the target after it, the bits of the uniform that is used after as many others, and its parent.
-        Behind the nodes there are uniforms alone.
+        A node's line has its token, first child and next sibling (0 for none), how it was drawn, the
+        addresses of its law and of the target after it, a uniform's bits, and its parent. Line i has the
+        uniform that is used after i others; lines after the nodes only have uniforms.
         """
         rows, nodes = self.tokens.shape
         plan = np.zeros((rows, self.lines + spare, LINE), dtype=np.int64)
@@ -169,7 +170,7 @@ def links(parents: Ints) -> tuple[Ints, Ints]:
     first, further = np.zeros_like(parents), np.zeros_like(parents)
     row, node = np.nonzero(parents >= 0)
     above = parents[row, node]
-    # Nodes of one parent stand together then, and keep their order.
+    # Nodes of one parent are then adjacent, and keep their order.
     order = np.argsort(row * nodes + above, kind="stable")
     row, node, above = row[order], node[order], above[order]
     siblings = (row[1:] == row[:-1]) & (above[1:] == above[:-1])
@@ -199,7 +200,7 @@ def padded(rows: Sequence[Sequence[int]], filler: int) -> Ints:
 
 
 def padded_uniforms(tapes: Sequence[Tensor]) -> Floats:
-    """`tapes`, float64 on the CPU, as one array `[rows, longest]` with NaN behind the shorter ones."""
+    """Returns `tapes`, float64 on the CPU, as one array `[rows, longest]`, padded with NaN."""
     result = np.full((len(tapes), max(map(len, tapes))), np.nan)
     for row, tape in zip(result, tapes, strict=True):
         row[: len(tape)] = tape.numpy()
@@ -211,7 +212,7 @@ def _check(case: TreeCase, like: Tensor) -> None:
     if not nodes == len(case.parents) == len(case.draw_kinds) == len(case.laws) <= len(case.targets):
         raise ValueError(
             f"{nodes} tokens, {len(case.parents)} parents, {len(case.draw_kinds)} kinds of draws, "
-            f"{len(case.laws)} laws and {len(case.targets)} targets; give one of each a node."
+            f"{len(case.laws)} laws and {len(case.targets)} targets; give one of each per node."
         )
     for probs in (case.targets, *case.laws):
         if probs is None:

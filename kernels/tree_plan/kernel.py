@@ -7,7 +7,7 @@ FIXED = tl.constexpr(0)
 FULL = tl.constexpr(1)
 REMAINING = tl.constexpr(2)
 
-# Columns of the plan, and integers of a row's state behind its lines.
+# Columns of the plan, and integers of a row's state after its lines.
 LINE = tl.constexpr(8)
 TOKEN = tl.constexpr(0)
 FIRST_CHILD = tl.constexpr(1)

@@ -77,7 +77,7 @@ CONFIGURATIONS = (
 
 
 def serves(targets: Tensor) -> bool:
-    """Whether the kernels judge rows whose targets are like `targets`; logs each choice once."""
+    """Returns whether the kernels judge rows whose targets are like `targets`; logs each choice once."""
     reason = support.objection(targets)
     if reason is None and targets.dtype != torch.float32:
         reason = f"its distributions are {targets.dtype}"

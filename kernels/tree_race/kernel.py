@@ -141,7 +141,7 @@ def weigh(
         left = tl.where(weight > 0.5, tl.load(beside_top + slot) * factor, 1.0 - weight)
         marks = tl.where(pair, 1.0 / tl.maximum(left, 1e-300), 0.0)
         tl.store(columns + place, odds)
-        # What surely came is no mark: beside those that are left, its own rate would be immense.
+        # A token that surely came is no mark: its rate would be immense compared with the others.
         tl.store(columns + size + place, tl.where(pair | (weight >= LATEST), 0.0, weight))
         tl.store(columns + 2 * size + place, marks)
         tl.store(columns + 3 * size + place, tl.load(targets + token, mask=inside, other=0.0).to(tl.float64))
@@ -302,7 +302,7 @@ def allow(
         keep(numbers, child, PLACE, place.to(tl.float64))
         child = r.entry(plan, child, r.NEXT_SIBLING)
     if (kind == SOME) & (waiting == 0):
-        # What is not offered would stand behind the last one.
+        # A token that is not offered would come after the last one.
         token = r.entry(plan, last, r.TOKEN)
         chance, _ = among_offered(
             tokens + slot * size, flows + (slot * 3 + 2) * size, places + slot * size, token, size, BLOCK

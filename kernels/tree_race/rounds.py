@@ -1,4 +1,4 @@
-"""A round's trees on the device: what is known of their nodes, and the launches that judge them."""
+"""A round's trees on the device: the data of their nodes, and the launches that judge them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from draftwood.kernels.transfer import sent
 from draftwood.kernels.tree_plan.arrays import Floats, Ints, TreeArrays
 
 SETS, COLUMNS, LINES, NUMBERS = 32, 4, 13, 8
-"""As in the kernels: numbers about sets, columns of a token, lines beside the tables, numbers of a node."""
+"""Constants of the kernels: numbers about sets, columns of a token, lines without tables, numbers of a
+node."""
 
 SPAN = 4096
 """Tokens that a program reads, or more where the programs would be too many."""
@@ -33,10 +34,10 @@ class InnerNodes:
     """The nodes that have children, of all rows, level by level.
 
     Attributes:
-        table: int64 `[inner, 4]`: row, node, number among those of several children (-1 for none), children.
+        table: int64 `[inner, 4]`: row, node, index among nodes with several children (-1 for none), children.
         levels: nodes of each depth.
-        children: tokens of the children of those with several, behind the last one the first again,
-            `[several, most + 1]`.
+        children: tokens of the children of nodes with several, then the first one again, `[several, most +
+            1]`.
     """
 
     table: Ints
@@ -168,7 +169,7 @@ class DeviceTrees:
         self.held |= {"rests": self.held["norms"], "tokens": self.held["again"], "orders": self.held["again"]}
 
     def run(self, kernel: str, grid: tuple[int, ...], **numbers: int) -> None:
-        """Launch `kernel` with those of the tensors and sizes that it takes, and `numbers`."""
+        """Launch `kernel` with the tensors and sizes that it takes, and `numbers`."""
         sizes: dict[str, Any] = {
             "lines": self.trees.lines,
             "vocab": self.trees.vocab,
@@ -204,7 +205,7 @@ class DeviceTrees:
         held["orders"] = held["keys"].sort(stable=True, dim=1, descending=True).indices
 
     def allow(self) -> None:
-        """Work out all allowances, a launch a level, and what the only children leave."""
+        """Compute all allowances, one launch per level, and the rests after only children."""
         first = 0
         for level in self.nodes.levels:
             self.run("allow", (level,), first=first)

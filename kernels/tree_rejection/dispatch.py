@@ -26,7 +26,7 @@ CONFIGURATIONS = tuple(
 
 
 def serves(targets: Tensor) -> bool:
-    """Whether the kernel judges rows whose targets are like `targets`; logs each choice once."""
+    """Returns whether the kernel judges rows whose targets are like `targets`; logs each choice once."""
     reason = support.objection(targets)
     if reason is None and targets.dtype != torch.float32:
         reason = f"its distributions are {targets.dtype}"

@@ -17,7 +17,7 @@ def distribution(address):
 
 @triton.jit
 def is_distribution(law, vocab, BLOCK: tl.constexpr):
-    """Whether `law` is a distribution."""
+    """Returns whether `law` is a distribution."""
     lows = tl.full([BLOCK], 0.0, tl.float32)
     sums = tl.full([BLOCK], 0.0, tl.float64)
     for start in range(0, vocab, BLOCK):
@@ -30,11 +30,11 @@ def is_distribution(law, vocab, BLOCK: tl.constexpr):
 
 @triton.jit
 def reject(left, law, rest, after, token, factor, fixed, reads, copies, vocab, BLOCK: tl.constexpr):
-    """Write `left` less `factor` times the law of a child into `after`, and return the sum of what is left.
+    """Write `left` less `factor` times the law of a child into `after`, and return the sum of the rest.
 
-    The law is that of the child's token alone where `fixed`, else `law`. Of `law`, `reads` entries are read,
-    and `copies` are written to `rest` without the child; the second number returned is the sum of those
-    that were read, the child's aside. Each count is 0 or all.
+    Where `fixed`, the law only has the child's token; else it is `law`. `reads` entries of `law` are read,
+    and `copies` entries are written to `rest` without the child. The second number returned is the sum of the
+    entries that were read, without the child's. Each count is 0 or all.
     """
     sums = tl.full([BLOCK], 0.0, tl.float64)
     others = tl.full([BLOCK], 0.0, tl.float64)
@@ -118,7 +118,7 @@ def walk(plan, scratch, out, nodes, vocab, BLOCK: tl.constexpr):
         chance = tl.where(draft_mass > 0.0, target_mass / tl.where(draft_mass > 0.0, draft_mass, 1.0), 1.0)
         tossed = (target_mass > 0.0) & (chance >= DUST)
         u = tl.load(plan + used * LINE + 6, mask=tossed, other=0).to(tl.float64, bitcast=True)
-        # NaN stands where the tape has ended.
+        # NaN marks the end of the tape.
         if ((target_mass >= 0.0) & (target_mass < float("inf")) & (u >= 0.0)) == 0:
             wrong = tl.full((), 1, tl.int32)
         used += tossed.to(tl.int32)

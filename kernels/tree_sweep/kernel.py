@@ -29,8 +29,8 @@ SUM = tl.constexpr(0)  # of what is left
 LAW_SUM = tl.constexpr(1)  # of the next law before it is normalised
 TOP_MASS = tl.constexpr(2)
 TOP_TOKEN = tl.constexpr(3)
-REST_SUM = tl.constexpr(4)  # of the draft beside the top
-ODDS_SUM = tl.constexpr(5)  # beside the top
+REST_SUM = tl.constexpr(4)  # of the draft, without the top
+ODDS_SUM = tl.constexpr(5)  # without the top
 
 
 @triton.jit

@@ -136,7 +136,7 @@ def advance(
                 goes = (target_mass > 0.0) & (chance >= DUST)
                 if (leaf_first == 0) & goes:
                     u = r.uniform(plan, used)
-                    # NaN stands where the tape has ended.
+                    # NaN marks the end of the tape.
                     sound = sound & (u >= 0.0)
                     used += 1
                     goes = u < chance
@@ -181,7 +181,7 @@ def chosen(
     PROGRAMS: tl.constexpr,
     CLASSES: tl.constexpr,
 ):
-    """Draw the extra token after `node` from what is left there, and write the row's result."""
+    """Draw the extra token after `node` from the rest there, and write the row's result."""
     u = r.uniform(plan, used)
     sums = all_parts(partials, programs, SUM, PROGRAMS)
     total = tl.sum(sums, 0)
@@ -323,7 +323,7 @@ def step(
 ):
     """One pass over the vocabulary, `span` tokens a program; the last one of a row goes on until the next.
 
-    A program that is alone for its row makes all passes. See `dispatch.walk` for the arguments.
+    A row's only program makes all passes. See `dispatch.walk` for the arguments.
     """
     row = tl.program_id(0).to(tl.int64)
     program = tl.program_id(1)

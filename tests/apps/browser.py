@@ -40,7 +40,7 @@ def chromium(profile):
 
 
 class Browser:
-    """What a person does with the page, and what they see."""
+    """A person's actions on the page, and what they see."""
 
     def __init__(self, driver):
         self.driver = driver

@@ -57,7 +57,7 @@ def draftwood(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
 
 @pytest.fixture
 def refused(draftwood: Callable[..., Result]) -> Callable[..., str]:
-    """Run the command line, see it fail with one sentence on stderr alone, and return that sentence."""
+    """Run the command line, check that it fails with one sentence, only on stderr, and return it."""
 
     def run(*arguments: object, stdin: str | bytes | None = None) -> str:
         result = draftwood(*arguments, stdin=stdin)
@@ -74,7 +74,7 @@ def refused(draftwood: Callable[..., Result]) -> Callable[..., str]:
 
 @pytest.fixture
 def start() -> Callable[..., subprocess.Popen[str]]:
-    """The command line as a process of its own."""
+    """The command line in a separate process."""
     # Where the tests run in the background, Ctrl-C is ignored, and children inherit that.
     listens = (
         {}
@@ -140,7 +140,7 @@ def tiny(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def trace_of() -> Callable[..., dict[str, Any]]:
-    """A trace of the zoo's pair writing behind some prompts, as `--trace` would; options go to the policy."""
+    """A trace of the zoo's pair writing after some prompts, as `--trace` would; options go to the policy."""
     from draftwood import SamplingParams, SpeculativeDecoder, create, load
     from draftwood.apps.files import trace
 

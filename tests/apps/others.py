@@ -1,4 +1,4 @@
-"""What is on a disk before and after, and weights that are others under the same names."""
+"""Snapshots of a folder before and after, and different weights under the same names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user can get wrong: one sentence that names it, a non-zero exit, no traceback."""
+"""Mistakes of users: each gives one sentence that names it, a non-zero exit and no traceback."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""`--prompts` with OpenAI's batch files: requests with settings of their own, answers in OpenAI's shape."""
+"""`--prompts` with OpenAI's batch files: requests with different settings, answers in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def asked(draftwood, tmp_path):
 
 
 def texts(draftwood, *words: Any) -> list[str]:
-    """What the command writes for one prompt with these options."""
+    """Returns the texts that the command writes for one prompt with these options."""
     result = draftwood("generate", "--json", *words)
     assert result.exit_code == 0, result.output
     return [json.loads(line)["text"] for line in result.stdout.splitlines()]

@@ -63,7 +63,7 @@ def finished(tmp_path_factory, problems):
 
 @pytest.fixture(autouse=True)
 def few_passes(monkeypatch):
-    """The whole range of sizes is timed in the fixture above alone."""
+    """The whole range of sizes is only timed in the fixture above."""
     monkeypatch.setattr("draftwood.apps.bench.measure._SIZES", (1, 2, 4))
 
 
@@ -225,7 +225,7 @@ def goes_on(draftwood, folder, words):
 
 @pytest.fixture
 def eleven(tmp_path, problems):
-    """What runs 11 cells."""
+    """Returns a folder and a command that runs 11 cells."""
     folder = tmp_path / "results"
     return folder, tiny(folder, "--data", problems, "--temperature", 0.8, "--repetitions", 2)
 

@@ -1,4 +1,4 @@
-"""What `draftwood bench` is told, by flags, names with options and files, and what of it is refused."""
+"""Options of `draftwood bench`, by flags, names with options and files, and their refusals."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The papers' tables: that they were copied rightly, can be measured, and what is laid beside them."""
+"""The papers' tables: they are copied correctly, can be measured, and are compared with our figures."""
 
 import math
 import re

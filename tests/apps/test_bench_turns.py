@@ -1,4 +1,4 @@
-"""Conversations in `draftwood bench`: later turns behind the model's own answers, for all contenders."""
+"""Conversations in `draftwood bench`: later turns follow the model's own answers, for all contenders."""
 
 import json
 from collections import Counter
@@ -46,7 +46,7 @@ def bench(draftwood, chats):
 
 
 def conversation(turns):
-    """The prompt of every turn, and what greedy `generate` writes behind it, in one loop of its own."""
+    """Returns the prompt of every turn and the answer of greedy `generate`, by a separate loop."""
     model: Any = zoo.load("llama-7m")
     tokenizer, prompt, found = zoo.tokenizer(), list[int](), []
     for place, asked in enumerate(turns):
@@ -154,7 +154,7 @@ def test_an_answer_ends_where_the_model_or_the_user_would(tmp_path):
 
 
 def test_turns_of_a_conversation_count_together(monkeypatch):
-    """Of each turn the text of median time stands, and a conversation is one prompt of the intervals."""
+    """Each turn keeps its text of median time, and a conversation is one prompt of the intervals."""
     race = Race(PAIR, "d", 0.0, 0, 4)
     known = ["first_token_seconds", "first_tokens", "draft_calls", "draft_cost", "drafted", "accepted"]
     known += ["draft_seconds", "target_seconds", "verify_seconds", "prefill_seconds", "right"]

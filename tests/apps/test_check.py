@@ -354,9 +354,9 @@ def test_what_cannot_be_checked_is_refused(refused, mine, arguments, message):
             "import no_such_thing",
             "'broken' needs the module 'no_such_thing', which is not there; install it.",
         ),
-        ("1 / 0", "'broken' cannot be imported (ZeroDivisionError: division by zero); mend it first."),
+        ("1 / 0", "'broken' cannot be imported (ZeroDivisionError: division by zero); fix it first."),
         ("def f(:", "'broken' cannot be imported (SyntaxError: invalid syntax"),
-        ("raise SystemExit(3)", "'broken' cannot be imported (SystemExit: 3); mend it first."),
+        ("raise SystemExit(3)", "'broken' cannot be imported (SystemExit: 3); fix it first."),
     ],
 )
 def test_a_module_that_does_not_import_says_why(refused, mine, code, message):

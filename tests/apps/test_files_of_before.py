@@ -91,7 +91,10 @@ def test_a_tuned_file_of_version_1_is_read(tmp_path: Path) -> None:
     file.write_text(json.dumps(content | {"recipe": "class-ordered", "options": {"branching": "2,2"}}))
     assert read_tuned(file).method().policy.branches
     file.write_text(json.dumps(content | {"recipe": "class-ordered", "options": {"luck": 0.5}}))
-    with pytest.raises(InvalidInput, match="names what is not here, so run draftwood tune again: .*'luck'"):
+    with pytest.raises(
+        InvalidInput,
+        match="names a strategy or option that is not here, .*'luck'",
+    ):
         read_tuned(file)
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("few_reads")
 
 @pytest.fixture(scope="module")
 def expected() -> Any:
-    """What `generate` itself writes, 32 tokens."""
+    """Returns the 32 tokens that `generate` itself writes."""
     ids = zoo.tokenizer()(PROMPT, return_tensors="pt").input_ids
     model: Any = zoo.load("llama-7m")
     output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False)
@@ -183,7 +183,7 @@ def test_trace_tells_every_round(draftwood, tmp_path):
 
 
 def is_kept(file, said, errors):
-    """Of an interrupted text: what was printed is what the trace holds."""
+    """Assert that the printed part of an interrupted text is the text of its trace."""
     assert errors.rstrip().endswith("(interrupted)")
     assert "Traceback" not in errors
     (output,) = json.loads(file.read_text())["outputs"]

@@ -165,7 +165,7 @@ def test_index_files(data, index, tmp_path_factory):
     [
         (b"[" * 100_000, "nested too deeply"),
         (b"[" * 50 + b"]" * 50, "nested too deeply"),
-        (b'{"a": 1, "a": 2}', "the key 'a' stands there twice"),
+        (b'{"a": 1, "a": 2}', "the key 'a' occurs twice"),
         (b"[NaN]", "NaN is no number"),
         (b"[-Infinity]", "-Infinity is no number"),
         (b"[1e999]", "the number 1e999 is too large"),

@@ -1,4 +1,4 @@
-"""What a run is known by: the content of files, the commit of a hub name, the code of a strategy."""
+"""Identity of a run: the content of files, the commit of a hub name, the code of a strategy."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ SEPARATOR = "\n<|endoftext|>\n"
 
 @pytest.fixture(scope="module")
 def written() -> Any:
-    """What the zoo's target itself writes."""
+    """Returns the text that the zoo's target itself writes."""
     ids = zoo.tokenizer()(PROMPT, return_tensors="pt").input_ids
     model: Any = zoo.load("llama-7m")
     output = model.generate(ids, max_new_tokens=32, do_sample=False)

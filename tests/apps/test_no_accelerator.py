@@ -13,7 +13,7 @@ TEXT = ["--prompts", 1, "--new-tokens", 4]
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What torch's CUDA build says where it finds no driver."""
+    """Make torch behave as its CUDA build does where it finds no driver."""
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
 

@@ -134,7 +134,7 @@ def test_the_column_is_that_of_the_half(parts):
 @few_reads
 @pytest.mark.parametrize("tokenized", [False, True])
 def test_a_line_longer_than_the_positions_is_never_read(draftwood, tmp_path, monkeypatch, tokenized):
-    """A megabyte is refused by its length alone; a shorter line when its tokens are counted."""
+    """A megabyte is refused by its length, without a tokenizer; a shorter line by its number of tokens."""
     texts = ["Hello", "word " * (2500 if tokenized else 200_000), "World"]
     (tmp_path / "prompts.txt").write_text("\n".join(texts))
     read_tokens, read_characters = list[int](), list[int]()

@@ -62,7 +62,7 @@ class Raises(RecursiveRejection):
 
 @pytest.fixture
 def acme(monkeypatch, tmp_path):
-    """Install a package with verifiers of its own, on the search path alone."""
+    """Install a package that has verifiers, only on the search path."""
     (tmp_path / "acme_verifiers.py").write_text(ACME)
     info = tmp_path / "acme-1.0.dist-info"
     info.mkdir()

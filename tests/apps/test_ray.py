@@ -1,4 +1,4 @@
-"""The same work over a Ray cluster on this machine: two workers, and what becomes of it when things die."""
+"""Work over a Ray cluster on this machine, with two workers, also when processes of it die."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ STARTS = 3
 
 
 class Cluster:
-    """A Ray cluster of two CPUs, in processes of its own; `folder` is on its path."""
+    """A Ray cluster of two CPUs, in separate processes; `folder` is on its path."""
 
     def __init__(self, folder):
         log = folder / "cluster.log"
@@ -163,7 +163,7 @@ def generate(draftwood, prompts, out, *words):
 
 @pytest.fixture
 def few_here(draftwood):
-    """What a run without Ray writes behind the few prompts."""
+    """Returns the texts that a run without Ray writes after the few prompts."""
     if not Path("few-here.jsonl").exists():
         assert generate(draftwood, "few.txt", "few-here.jsonl").exit_code == 0
         Path("prefills").unlink()

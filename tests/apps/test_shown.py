@@ -1,4 +1,4 @@
-"""What is printed: text of files, servers and models is shown as text, by one door."""
+"""Printed text: the text of files, servers and models is only shown as text, by one function."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from draftwood.protocols import registry
 
 @pytest.fixture
 def third_party(monkeypatch, tmp_path):
-    """Install a package with one working and one broken policy, on the search path alone."""
+    """Install a package with one working and one broken policy, only on the search path."""
     (tmp_path / "acme.py").write_text(
         "from draftwood import TreePolicy, WithReplacement\n"
         "class Bushy(TreePolicy):\n"

@@ -38,7 +38,7 @@ PEACE: list[dict] = []
 
 @pytest.fixture
 def whole(draftwood, prompts, tmp_path_factory):
-    """What a run in peace writes."""
+    """Returns the file of an undisturbed run."""
     if PEACE:
         return PEACE
     out = tmp_path_factory.mktemp("peace") / "whole.jsonl"

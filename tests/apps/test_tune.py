@@ -101,7 +101,7 @@ def test_generate_takes_the_file(draftwood, paying):
 
 
 def test_the_library_takes_the_file(paying, monkeypatch):
-    """As docs/tune.md shows it."""
+    """The library takes the file as docs/tune.md shows it."""
     page = (Path(__file__).parents[2] / "docs" / "tune.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(paying[0].parent)

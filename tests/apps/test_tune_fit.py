@@ -1,4 +1,4 @@
-"""What `draftwood tune` fits to a pair before it tries anything."""
+"""The fits that `draftwood tune` makes to a pair before it tries anything."""
 
 import json
 import re

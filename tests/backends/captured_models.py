@@ -1,4 +1,4 @@
-"""Captured backends for tests: compiled as traced, and beside the same passes as they are."""
+"""Captured backends for tests: compiled as traced, and compared with uncaptured passes."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def write(folder: Path, tensors: dict[str, Tensor], *, form: str = "bin", **file
 class Sequential:
     """Abstract: next-token logits of a model that reads one token at a time.
 
-    The states behind all prefixes seen are kept, so that another token costs one step.
+    The states after all prefixes seen are kept, so that another token costs one step.
     """
 
     def __init__(self, tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
@@ -216,7 +216,7 @@ class Sequential:
         return self._behind(tuple(tokens))[0]
 
     def step(self, token: int, state: dict[Any, Any]) -> tuple[Tensor, dict[Any, Any]]:
-        """Logits behind one more token, and the state there; `state` stays as it is."""
+        """Returns the logits and the state after one more token; `state` is not changed."""
         raise NotImplementedError
 
     def _behind(self, tokens: tuple[int, ...]) -> tuple[Tensor, Any]:
@@ -266,7 +266,7 @@ def recurrence(*, x: Tensor, b: Tensor, c: Tensor, step: Tensor, rate: Tensor, h
 
 
 class MambaSsm(Sequential):
-    """What a `MambaLMHeadModel` computes."""
+    """A model that computes what a `MambaLMHeadModel` does."""
 
     def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
         super().__init__(tensors, dtype)
@@ -318,7 +318,7 @@ class MambaSsm(Sequential):
 
 
 class MambaInLlama(Sequential):
-    """What a distilled Llama computes."""
+    """A model that computes what a distilled Llama does."""
 
     def __init__(
         self, llama: dict[str, Any], mamba: dict[str, Any], tensors: dict[str, Tensor], dtype: torch.dtype

@@ -102,7 +102,7 @@ def test_what_is_left_is_the_model_whose_skipped_layers_do_nothing(name: str) ->
 
 
 class TestWithoutLayers(StateBackendTests):
-    """Law S for every sequence of calls, while the whole model is decoding beside it."""
+    """Law S for every sequence of calls, while the whole model is decoding too."""
 
     vocab_size = VOCAB
 
@@ -204,7 +204,7 @@ class Taking(Mirror):
 
 
 def check_features(backend: Any, stock: Any, *, seed: int, last: int | None = None) -> None:
-    """Features of all layers, taken after every call, are those of `stock` over the whole text."""
+    """Features of all layers, taken after every call, equal those that `stock` gives for the whole text."""
     layers = list(range(backend.feature_layers, -1, -1))
     backend.keep_features(layers, last=last)
     mirror = Taking(backend, stock)

@@ -1,4 +1,4 @@
-"""Captured passes: law S, their logits beside those of passes as they are, their number, what is refused.
+"""Captured passes: law S, logits compared with uncaptured passes, number of passes, and refusals.
 
 Graphs run as they are traced, which takes half a second each; Inductor's are for `make thorough`.
 """

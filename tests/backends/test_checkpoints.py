@@ -126,7 +126,7 @@ def test_the_llama_decodes_by_itself_too(name: str, tmp_path: Path) -> None:
 
 
 def package_model(config: dict[str, Any], tensors: dict[str, Tensor]) -> torch.nn.Module:
-    """What the package's class looks like from outside: its name, its settings, its parameters."""
+    """Returns a model with the name, settings and parameters of the package's class."""
 
     class MambaLMHeadModel(torch.nn.Module):
         pass

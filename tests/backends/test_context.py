@@ -68,7 +68,7 @@ def built(config: Any) -> Any:
 
 
 def written(model: Any, prompt: list[int], count: int) -> list[int]:
-    """What `generate()` writes."""
+    """Returns the tokens that `generate()` writes."""
     ids = torch.tensor([prompt])
     # Without a mask padding is guessed from the tokens.
     out = model.generate(

@@ -99,7 +99,7 @@ class Lists(StateBackend):
 
 
 class ByIndex(Lists):
-    """A node sees what stands before it, not its ancestors."""
+    """A node sees all nodes before it, not its ancestors."""
 
     def text(self, row: int, node: int) -> list[int]:
         return self.rows[row] + [token for token, _ in self.nodes[row][: node + 1]]

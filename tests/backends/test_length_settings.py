@@ -1,4 +1,4 @@
-"""What depends on a text's length far behind the tokens of a short check, family by family."""
+"""Settings that depend on a text's length, far beyond the tokens of a short check, family by family."""
 
 from __future__ import annotations
 

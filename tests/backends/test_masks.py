@@ -1,4 +1,4 @@
-"""Which nodes see which: windows by position, in any form a model asks for."""
+"""Masks of nodes: windows by position, in any form that a model needs."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def masks_of(
 
 
 def seen_by(form: Any, inputs: PassInputs, room: Shape | None) -> tuple[Any, Tensor]:
-    """What `attention_mask=` takes, and what nodes see by the first kind, bool `[rows, nodes, slots]`."""
+    """Returns masks for `attention_mask=`, and the first kind's as bool `[rows, nodes, slots]`."""
     tensors = send(inputs.arrays(form, room), torch.device("cpu"))
     masks, bits = form.of(tensors, room or inputs.shape)
     if bits:

@@ -262,8 +262,8 @@ def test_all_levels_in_one_call_are_those_of_passes_one_by_one(name: str) -> Non
         path = [*range(root + 1), root + 1]
         for backend in backends:
             backend.commit([path] * 2)
-        after = [b.extend(torch.tensor([[4], [4]]), torch.tensor([[-1], [-1]])) for b in backends]
-        assert torch.allclose(after[0], after[1], rtol=1e-3, atol=1e-4)
+        one, other = (b.extend(torch.tensor([[4], [4]]), torch.tensor([[-1], [-1]])) for b in backends)
+        assert torch.allclose(one, other, rtol=1e-3, atol=1e-4)
         for backend in backends:
             backend.commit([[0]] * 2)
     assert whole

@@ -75,7 +75,7 @@ LLAMA = "llama"
 
 
 def rows_of(several: Collection[str], alone: Collection[str] = KINDS[:2]) -> list[Any]:
-    """Three rows of `several` families, and one of those `alone`; the rest is for `make thorough`."""
+    """Three rows of `several` families, one row of those in `alone`; the rest is for `make thorough`."""
     # The first of three rows is also decoded alone.
     return [
         pytest.param(name, prompts, id=f"{name}-{words}", marks=marks_unless(name in some))

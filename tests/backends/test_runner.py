@@ -1,4 +1,4 @@
-"""A runner of one's own: the pass as a pure function of its inputs and of past keys and values."""
+"""A custom runner: the pass as a pure function of its inputs and of past keys and values."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def test_single_precision_parameters_in_a_half_precision_model(name: str) -> Non
 
 
 def generated(model: Any, prompt: list[int], path: list[int]) -> torch.Tensor:
-    """Logits behind `prompt` and every token of `path`, as `generate` goes: at once, then one by one."""
+    """Returns logits after `prompt`, read at once, and after every token of `path`, read one by one."""
     cache: Any = hf.DynamicCache(config=model.config)
     options = {cache_name(model): cache}
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
@@ -345,7 +345,7 @@ def test_a_round_takes_little_beside_snapshots() -> None:
     parents = torch.tensor([[(node - 1) // 2 if node else -1 for node in range(nodes)]])
 
     def besides(backend: Any) -> float:
-        """What a round takes beside plain decoding, logits apart, by the size of a state for every node."""
+        """Returns a round's extra memory, without logits, over that of a state for every node."""
 
         def one_round(n: int) -> None:
             backend.extend(tokens[:, :n], parents[:, :n])

@@ -1,4 +1,4 @@
-"""The ways with recurrent states beside replay: law S by recomputing, what each takes, and the choice."""
+"""Methods for recurrent states other than replay: law S by recomputing, their memory, and the choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mamba-2 with limits of its steps, compared with transformers' own `generate()` as the model stands.
+"""Mamba-2 with limits of its steps, compared with transformers' own `generate()` of the unchanged model.
 
 transformers clamps the steps of all tokens that it reads at once, and of none that it reads one by one.
 """

@@ -57,7 +57,7 @@ def tiny(config: Any, **options: Any) -> Any:
 
 
 def logits_of(model: Any, capture: Any = "off") -> torch.Tensor:
-    """Of two rows of differing length over two rounds of trees, the first grown in two calls."""
+    """Returns the logits of two rows of different length over two rounds of trees, the first in two calls."""
     chance, logits = random.Random(0), []
     backend = TransformerBackend(model, chunk=16, capture=capture)
 
@@ -120,13 +120,13 @@ def test_other_models_keep_their_masks(
     monkeypatch.setattr(dispatch, "attend", None)
     with support.kernels_enabled(True):
         logits_of(tiny(hf.LlamaConfig, head_dim=dim).to(dtype))
-    assert f"tree_attention: the reference serves it, because {reason}." in caplog.messages
+    assert f"tree_attention: runs the reference, because {reason}." in caplog.messages
 
 
 def masks_of(
     kinds: dict[str, Reach], visible: list[list[bool]], *, length: int, start: int, positions: list[int]
 ) -> Any:
-    """What stands for the masks of one row whose nodes are all of its columns, and the masks."""
+    """Returns the stand-in for the masks of one row whose nodes are all of its columns, and the masks."""
     depths = np.array([positions]) - length
     inputs = PassInputs.of(
         torch.zeros(1, len(positions), dtype=torch.int64),

@@ -64,9 +64,9 @@ def test_columns_are_heavy_paths(seed: int) -> None:
 
 
 def a_round(backend: Any) -> tuple[list[Tensor], list[int]]:
-    """Of two ragged rows: logits of a tree in two calls, hidden states after its commit, logits of a step.
+    """Returns tensors of a round over two ragged rows, and the first row's parents.
 
-    And the first row's parents.
+    The tensors are logits of a tree in two calls, hidden states after its commit, and logits of a step.
     """
     chance, tensors, vocab = random.Random(5), list[Tensor](), backend.vocab_size
     backend.keep_features([0, backend.feature_layers])

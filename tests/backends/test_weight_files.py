@@ -1,4 +1,4 @@
-"""An index names weights of its own folder, or the model is not loaded."""
+"""An index only names weights of its folder, or the model is not loaded."""
 
 import json
 import shutil

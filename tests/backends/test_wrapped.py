@@ -17,7 +17,7 @@ from tests.backends.attention_models import against, tiny
 
 
 class Wrapper(torch.nn.Module):
-    """What PEFT's model looks like from outside."""
+    """A wrapper that looks like PEFT's model from outside."""
 
     def __init__(self, model: Any, *, learns_prompts: bool) -> None:
         super().__init__()

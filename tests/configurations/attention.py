@@ -13,7 +13,7 @@ PARTS = (0.5, 1.0)
 
 
 def llama(draw: Draw, config: Any, **options: Any) -> Any:
-    """Families that have Llama's options, and some `options` of their own."""
+    """Families that have Llama's options, and some further `options`."""
     return config(
         **draw.block(**draw.heads()) | draw.rope() | {"attention_bias": draw.flag()} | options,
     )

@@ -1,4 +1,4 @@
-"""What comes of a case: whether `generate()` of an untouched model and ours agree."""
+"""Verdict on a case: whether `generate()` of an untouched model and ours agree."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ POLICIES = (FixedTree(3, 2, law="top-k"), FixedTree(5, 1, law="top-k"), DySpec(7
 
 @attrs.frozen
 class Verdict:
-    """What came of a case, and why in words."""
+    """The result of a case, and the reason in words."""
 
     case: Case
     kind: str
@@ -119,7 +119,7 @@ def _rounding(case: Case, prompt: list[int], tokens: list[int], logits: Tensor, 
 
 
 class Rounding:
-    """What single precision does to the logits of a case's own model.
+    """The rounding of the logits of a case's own model in single precision.
 
     That is how far they are from those in double precision, and, as single results are right by luck, how far
     these move with weights that are off by a rounding.
@@ -187,7 +187,7 @@ class Steps:
 def _trees(
     case: Case, backend: StateBackend, written: list[tuple[list[int], Tensor]], draw: Draw
 ) -> tuple[str, str] | None:
-    """What is wrong about random trees after prompts that are read up to their last token, the first root."""
+    """Returns the fault of random trees after prompts whose last token is the first root."""
     oracle, rounded = Steps(case.model()), Rounding(case)
     backend.prefill([torch.tensor(prompt[:-1], dtype=torch.int64) for prompt in case.prompts])
     texts, roots = [prompt[:-1] for prompt in case.prompts], [prompt[-1] for prompt in case.prompts]

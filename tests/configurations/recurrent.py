@@ -65,7 +65,7 @@ def mamba2(draw: Draw) -> Any:
 
 
 def bamba_heads(draw: Draw) -> dict[str, Any]:
-    """What Bamba, Falcon-H1 and Granite 4 have in common."""
+    """Settings that Bamba, Falcon-H1 and Granite 4 have in common."""
     count, dim, groups, mixed = heads(draw)
     found = draw.own_head_dim()
     found["head_dim"], found["hidden_size"] = 2 * draw.of(1, 2, 4), mixed

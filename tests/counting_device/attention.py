@@ -32,7 +32,7 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """What torch's function of that name gives; `launched` is called with the name of its kernel."""
+    """Returns the result of torch's attention; calls `launched` with the name of its kernel."""
     if enable_gqa and query.shape[-3] != key.shape[-3] and attn_mask is not None:
         # No fused kernel serves both.
         return torch.ops.aten._scaled_dot_product_attention_math(

@@ -1,4 +1,4 @@
-"""What a round may ask of the device, by strategy and rows: as much as it did when it was measured.
+"""Limits of a round's requests to the device, by strategy and rows: the figures that were measured.
 
 `python -m tests.counting_device` prints what it asks now; a smaller number belongs here.
 """
@@ -50,11 +50,11 @@ CALLS: Mapping[str, Call] = {
 
 @attrs.frozen
 class Budget:
-    """What a round asks of the device, on average.
+    """The average requests of a round to the device.
 
     Attributes:
         launches: kernels.
-        outside: those of them outside model passes.
+        outside: kernels outside model passes.
         waits: of the host for the device.
         blocking: copies to the device that the host waits for.
     """
@@ -66,7 +66,7 @@ class Budget:
 
     @classmethod
     def of(cls, counted: CountedRounds) -> Budget:
-        """What these rounds asked for."""
+        """Returns the requests of these rounds."""
         figures = (
             counted.a_round(Kind.LAUNCH),
             counted.a_round(Kind.LAUNCH, in_pass=False),

@@ -1,4 +1,4 @@
-"""What the stand-in needs: a machine without the device that it stands for."""
+"""Requirement of the stand-in: a machine without the device that it stands for."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What a device was asked to do: how often, in which phase, and by which line of the project."""
+"""Counts of a device's work: how often, in which phase, and by which line of the project."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import attrs
 
 
 class Kind(StrEnum):
-    """What is counted."""
+    """A kind of event that is counted."""
 
     LAUNCH = "launch"
     """A kernel. Views and allocations launch none."""
@@ -48,12 +48,12 @@ class Event(NamedTuple):
 
 @attrs.define(eq=False)
 class Counts:
-    """How often every event happened."""
+    """The number of times that every event happened."""
 
     events: Counter[Event] = attrs.field(factory=Counter)
 
     def of(self, *kinds: Kind, phase: str | None = None, in_pass: bool | None = None) -> int:
-        """How many events there are of any of these kinds.
+        """Returns the number of events of these kinds.
 
         Args:
             kinds: none are all.
@@ -69,14 +69,14 @@ class Counts:
         )
 
     def by_phase(self) -> dict[tuple[str, ...], Counts]:
-        """The events of every phase that has some, without those of phases inside it."""
+        """Returns the events of every phase that has some, without the events of phases inside it."""
         phases: dict[tuple[str, ...], Counts] = {}
         for event, count in self.events.items():
             phases.setdefault(event.phase, Counts()).events[event] += count
         return phases
 
     def lines(self, *kinds: Kind) -> list[tuple[str, int]]:
-        """What happened in which line and how often, the most frequent first."""
+        """Returns events with their lines and counts, the most frequent first."""
         lines: Counter[str] = Counter()
         for event, count in self.events.items():
             if not kinds or event.kind in kinds:

@@ -99,7 +99,7 @@ class CountingDevice(TorchDispatchMode):
         return self.run(func, args, kwargs or {})
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What torch's operation `func` gives, counted where tensors of the device take part."""
+        """Returns the result of torch's operation `func`, counted where tensors of the device take part."""
         tensors = list(_tensors((*args, *kwargs.values())))
         asked = None if kwargs.get("device") is None else torch.device(kwargs["device"])
         to_device = asked is not None and asked.type == "cuda"
@@ -165,10 +165,10 @@ class CountingDevice(TorchDispatchMode):
 def counting_device(*, interpret: bool = False) -> Iterator[CountingDevice]:
     """Inside it `"cuda"` works, and what comes of it counts what it is asked to do.
 
-    A tensor there is a `DeviceTensor`. It raises where CUDA raises: tensors of the CPU beside those of the
-    device, other than numbers and indices; products of several dtypes or of integers; `numpy()`. Triton
-    kernels, where they are switched on, are launched through `Configuration.launch`. Not for several threads,
-    and one at a time.
+    A tensor there is a `DeviceTensor`. It raises where CUDA raises: tensors of the CPU together with tensors
+    of the device, other than numbers and indices; products of several dtypes or of integers; `numpy()`.
+    Triton kernels, where they are switched on, are launched through `Configuration.launch`. Not for several
+    threads, and one at a time.
 
     Args:
         interpret: let Triton's interpreter run kernels, else the references of their operations give the

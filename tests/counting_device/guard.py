@@ -2,7 +2,7 @@
 
 Whatever names a CUDA device asks c10's table for the guard of CUDA. Builds with CUDA have one there. Where it
 says that there are no devices, `torch._C._ensureCUDADeviceGuardSet` exchanges it for one that does nothing.
-Builds without CUDA have none, and so that function leaves the place empty. An object that stands there for
+Builds without CUDA have none, and so that function leaves the place empty. An object that is put there for
 the question, and says 0, gets it to put its own guard there.
 """
 

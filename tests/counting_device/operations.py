@@ -1,4 +1,4 @@
-"""What torch's operations are on a CUDA device: which launch kernels, which wait, what they refuse."""
+"""Torch's operations on a CUDA device: their kernel launches, waits and refusals."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Operation:
         return kernels
 
     def waits(self, args: Args, kwargs: Kwargs) -> str | None:
-        """What the host waits for; None where it does not wait."""
+        """Returns the reason why the host waits; None where it does not wait."""
         if self.name == "_local_scalar_dense":
             return "item"
         if self.indexes:
@@ -93,14 +93,14 @@ class Operation:
         return self.name if self.needs_result else None
 
     def copies(self, args: Args, kwargs: Kwargs) -> int:
-        """How many indices and values of advanced indexing go to the device first."""
+        """Returns the number of indices and values of advanced indexing that the device must get first."""
         if not self.indexes:
             return 0
         moved = args[1] if self._fills(args, kwargs) else (*args[1], *args[2:3])
         return sum(isinstance(one, Tensor) and not _is_there(one) and one.numel() > 0 for one in moved)
 
     def misfit(self, args: Args, kwargs: Kwargs, tensors: list[Tensor]) -> str | None:
-        """What torch on CUDA says against the devices or dtypes of its operands, `tensors`; None: nothing."""
+        """Returns torch's objection on CUDA to the devices or dtypes of its operands, `tensors`, or None."""
         if self.indexes:
             return _indexing_misfit(args)
         hosts = [one for one in tensors if not _is_there(one)]
@@ -138,7 +138,7 @@ class Operation:
 
 @cache
 def operation_of(func: Any) -> Operation:
-    """What `func`, one overload of an operation, is."""
+    """Returns the operation of which `func` is one overload."""
     dynamic = torch.Tag.dynamic_output_shape in func.tags or torch.Tag.data_dependent_output in func.tags
     return Operation(
         name=str(func.overloadpacket.__name__),

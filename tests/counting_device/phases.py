@@ -64,7 +64,7 @@ def _methods(owner: type) -> list[str]:
 def _in_phase(
     method: Callable[..., Any], device: CountingDevice, begun: Counter[str], phase: str, only: object
 ) -> Callable[..., Any]:
-    """`method` in `phase`; where `only` is given, of that object alone: a draft may be of the same class."""
+    """Count `method` in `phase`; with `only`, just for that object, as a draft may be of the same class."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

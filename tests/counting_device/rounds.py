@@ -95,14 +95,14 @@ class Call:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What `stream` takes besides the prompts; no end of text ends a row."""
+        """Returns the options of `stream`; no end-of-text token ends a row."""
         sampling = SamplingParams(temperature=self.temperature)
         return {"sampling": sampling, "seed": self.seed, "eos_token_id": [], "max_new_tokens": 10_000}
 
 
 @attrs.frozen
 class CountedRounds:
-    """What some rounds asked of the device.
+    """The requests of some rounds to the device.
 
     Attributes:
         rounds: of every round, without prefill and the rounds before the first that was counted.
@@ -118,11 +118,11 @@ class CountedRounds:
 
     @property
     def total(self) -> Counts:
-        """Of all rounds together."""
+        """Returns the counts of all rounds together."""
         return Counts.sum(self.rounds)
 
     def a_round(self, *kinds: Kind, phase: str | None = None, in_pass: bool | None = None) -> float:
-        """How many events of these kinds a round has on average; arguments as of `Counts.of`."""
+        """Returns the average number of events of these kinds per round; arguments as of `Counts.of`."""
         return self.total.of(*kinds, phase=phase, in_pass=in_pass) / len(self.rounds)
 
     def table(self, lines: int = 10) -> str:
@@ -179,7 +179,7 @@ def counted_rounds(
 
 
 def tokens_on_the_cpu(call: Call, *, rounds: int) -> list[list[int]]:
-    """What every row writes in as many rounds of `call` on the CPU, first tokens included."""
+    """Returns every row's tokens after as many rounds of `call` on the CPU, first tokens included."""
     tokens = [list[int]() for _ in range(call.rows)]
     with kernels_enabled(False):
         stream = call.decoder(on_device=False).stream(prompts(call.rows), **call.options)

@@ -40,7 +40,7 @@ class Strategy:
 
     @property
     def temperatures(self) -> tuple[float, ...]:
-        """Those that it serves, of 0.8 and 0."""
+        """Returns the temperatures that it supports, of 0.8 and 0."""
         return (0.0,) if self.verifier.greedy else (0.8, 0.0)
 
 

@@ -12,7 +12,7 @@ CUDA = torch.device("cuda", 0)
 
 
 class Executor(Protocol):
-    """What runs operations on these tensors."""
+    """A class that runs operations on these tensors."""
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of the operation `func`."""

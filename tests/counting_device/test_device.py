@@ -31,7 +31,7 @@ def six() -> Any:
 
 
 def counted(device: CountingDevice, call: Callable[[], Any]) -> dict[Kind, int]:
-    """What `call` asks of the device, by kind."""
+    """Returns the requests of `call` to the device, by kind."""
     before = {kind: device.counts.of(kind) for kind in Kind}
     call()
     found = {kind: device.counts.of(kind) - before[kind] for kind in Kind}

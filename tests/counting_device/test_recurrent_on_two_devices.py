@@ -61,7 +61,7 @@ def kind_of(name: str) -> type[SSMBackend] | type[HybridBackend]:
 
 
 def texts(target: StateBackend, draft: StateBackend) -> list[list[list[int]]]:
-    """What a pair writes behind two prompts, greedily and at 0.8."""
+    """Returns the texts of a pair after two prompts, greedily and at 0.8."""
     written = []
     for verifier, temperature in ((Greedy(), 0.0), (RecursiveRejection(), 0.8)):
         policy = LayeredDySpec(6, law="top-k") if temperature == 0 else LayeredDySpec(6)

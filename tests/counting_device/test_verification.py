@@ -1,4 +1,4 @@
-"""What judging the trees of a round asks of the device: one wait, and nothing that grows with rows."""
+"""Requests of a verifier to the device per round: one wait, and nothing that grows with rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ A_LEVEL = {"race-traversal": 1}
 
 
 def asked(verifier: Verifier, sizes: list[int]) -> dict[Kind, int]:
-    """What `verifier` asks of the device for trees of `sizes`."""
+    """Returns the requests of `verifier` to the device for trees of `sizes`."""
     rows = [
         grown(nodes, 20, laws=[WithoutReplacement], draft="smooth", target="near", seed=row)
         for row, nodes in enumerate(sizes)

@@ -2,7 +2,7 @@
 
 In the interpreter a round of the zoo's state-space pair takes ten seconds of a CPU, by references a tenth of
 one. So, unless asked for otherwise, a dispatcher runs twice: on the device, where its launches are counted
-and write nothing, and on the CPU, where the operation's reference serves it.
+and write nothing, and on the CPU, where the operation's reference runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tests.kernels.judged_trees import cases_of
 
 
 class Launches(Protocol):
-    """What counts launches."""
+    """A counter of launches."""
 
     def launches(self, kernel: str) -> None:
         """Count a launch of `kernel`."""
@@ -93,7 +93,7 @@ def launched_on(device: Launches, *, interpret: bool) -> Iterator[None]:
 
 
 def without_device(value: Any) -> Any:
-    """As `held`, and so are the tensors in what kernels take besides tensors; the device is the CPU."""
+    """Returns `value` with its tensors, also nested ones, as `held` gives them; the device is the CPU."""
     if isinstance(value, torch.device):
         return torch.device("cpu")
     if isinstance(value, (Tensor, list, tuple)):
@@ -109,7 +109,7 @@ def without_device(value: Any) -> Any:
 
 
 def _on_the_cpu(entry: Callable[..., Any], args: Any, kwargs: Any, *, run: Callable[..., None]) -> Any:
-    """What `entry` gives for tensors of the CPU: by the reference that it chooses itself, with kernels off.
+    """Returns the result of `entry` for CPU tensors: it chooses its reference, as kernels are off.
 
     One that launches without asking is interpreted, where no function of `REFERENCES` stands for it.
     """

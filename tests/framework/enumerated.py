@@ -1,4 +1,4 @@
-"""The exact law of what a decoder writes after one prompt, and transformers' processors beside it."""
+"""The exact law of a decoder's text after one prompt, also with transformers' processors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def written_law(decoder: SpeculativeDecoder, *, tokens: int, **options: Any) -> 
 
 
 def sequential_law(model: NextTokenModel, probs: decoder_law.NextToken, *, tokens: int) -> Law:
-    """The same one token at a time: `probs(text, logits)` `[vocab]` of the next token."""
+    """Returns the law of sequential sampling, with `probs(text, logits)` `[vocab]` of the next token."""
     return decoder_law.sequential_law(model, PROMPT, probs, tokens=tokens)
 
 

@@ -67,4 +67,4 @@ class Changes(Grows):
 
 @attrs.frozen
 class Frozen(Leaves):
-    """The same mistake in a frozen class."""
+    """Makes the mistake in a frozen class."""

@@ -1,4 +1,4 @@
-"""Real faults of the machine, each provoked in a process of its own, and what `machine_fault` says of them.
+"""Real faults of the machine, each provoked in a separate process, and the verdicts of `machine_fault`.
 
 `python -m tests.framework.provoked_faults` prints a line of JSON per fault: its name, class, text, and the
 kind and message that `machine_fault` gives (null where it gives None). Each fault has a forked process of its
@@ -105,7 +105,7 @@ def _told(name: str, error: BaseException, handle: int) -> NoReturn:
 
 
 def _apart(name: str, provoke: Provoke, handle: int, limit: Callable[[], None] = lambda: None) -> None:
-    """Tell of the error that `provoke` raises, in a process of its own."""
+    """Report the error that `provoke` raises, in a separate process."""
     if (child := os.fork()) == 0:
         limit()
         try:

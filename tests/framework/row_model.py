@@ -84,7 +84,7 @@ def _decoder(subject: RowSubject) -> SpeculativeDecoder:
 
 @lru_cache(100_000)
 def alone(options: Options, seed: int, of_row: RowOptions, turns: tuple[Turn, ...]) -> list[list[Written]]:
-    """The rounds of each turn of a row in a session of its own."""
+    """Returns the rounds of each turn of a row in a separate session."""
     written: list[list[Written]] = []
     with options.session(_decoder(options.subject)) as session:
         for number, turn in enumerate(turns):
@@ -124,7 +124,7 @@ class Row:
     unread: int = 0
 
     def take(self, record: RowRecord, options: Options) -> None:
-        """Compare what a round made of it with the same row alone."""
+        """Compare the row's result of a round with the row in a separate session."""
         assert self.state in ("waiting", "running", "returning"), f"row {self.number} is {self.state}"
         expected = alone(options, self.seed, self.options, self.turns)[-1]
         self.written.append(Written.of(record))

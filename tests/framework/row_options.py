@@ -101,7 +101,7 @@ class RowOptions:
     logprobs: int | None = None
 
     def greedily(self) -> RowOptions:
-        """The same at temperature 0."""
+        """Returns these options at temperature 0."""
         return self if self.temperature is None else attrs.evolve(self, temperature=0.0)
 
     @property

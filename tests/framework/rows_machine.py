@@ -191,7 +191,7 @@ class RowsMachine(RuleBasedStateMachine):
     @rule(prompts=st.lists(_tokens_given, min_size=2, max_size=3), limit=_limits, options=drawn_options)
     @_step
     def add_several(self, prompts: list[list[int]], limit: int, options: RowOptions) -> None:
-        """Add rows that will be there for long, the first one with settings of its own."""
+        """Add rows that will be there for long, the first one with different settings."""
         for seed, prompt in enumerate(prompts[: MOST_ROWS - len(self.present)]):
             self._add(prompt, limit, seed, kept=True, options=RowOptions() if seed else options)
 

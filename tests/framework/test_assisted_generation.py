@@ -1,4 +1,4 @@
-"""What transformers' assisted generation writes, exactly: its sampler alone, and the whole of `generate`."""
+"""The exact law of transformers' assisted generation: of its sampler, and of all of `generate`."""
 
 import copy
 from typing import Any

@@ -1,4 +1,4 @@
-"""What people really pass, and what they do with one decoder from several places."""
+"""Arguments that people really pass, and one decoder that is used from several places."""
 
 import threading
 from typing import Any
@@ -54,7 +54,7 @@ def test_loose_options_are_one_sentence(options, message):
 
 @pytest.mark.parametrize("mask", [[[1, 1, 0]], [[1, 0, 1]], [[0, 1, 0]]])
 def test_right_padding_and_holes_are_refused(mask):
-    with pytest.raises(InvalidInput, match="0 behind a 1 in row 0"):
+    with pytest.raises(InvalidInput, match="0 after a 1 in row 0"):
         decoder().generate(torch.tensor([[1, 2, 3]]), torch.tensor(mask))
 
 

@@ -75,7 +75,7 @@ def written_law(policy, verifier, constraint, tokens, eos=frozenset()):
 
 
 def masked_law(constraint, tokens, eos=frozenset()):
-    """The same by sampling one token after another."""
+    """Returns the law of sampling one token after another under the constraint."""
     law, open_ = dict[Any, float](), dict[Any, Any]({(): (1.0, constraint.start([0]))})
     while open_:
         text, (weight, state) = open_.popitem()

@@ -197,6 +197,6 @@ def test_an_adapter_per_row_is_refused():
     adapted = get_peft_model(copy.deepcopy(model("llama")), settings).eval()
     adapted.add_adapter("other", settings)
     options = {"input_ids": IDS.repeat(2, 1), "max_new_tokens": 6, "custom_generate": loop()}
-    with pytest.raises(InvalidInput, match="adapter_names= gives each row an adapter"):
+    with pytest.raises(InvalidInput, match="adapter_names= chooses an adapter for each row"):
         adapted.generate(**options, adapter_names=["default", "other"])
     assert adapted.generate(**options).shape[0] == 2

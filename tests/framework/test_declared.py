@@ -88,7 +88,7 @@ class Planned(Plain):
             None,
             "Local declares 'local', as a policy for an older draftwood does: `adaptive` means more",
         ),
-        (Observing(), None, "Observing has observe() and does not say that it learns"),
+        (Observing(), None, "Observing has observe() but does not declare that it learns"),
         (ByRows(), None, "ByRows declares 'grow_rows', as a policy for an older draftwood does: `grow`"),
         (Planned(), None, "Planned declares 'planned_trees', as a policy for an older draftwood does: a"),
         (

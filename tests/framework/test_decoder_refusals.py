@@ -171,7 +171,7 @@ def test_a_verifier_that_judges_chains_alone_refuses_trees_that_branch():
 
     decoder(Chain(3), OnePath())
     with pytest.raises(
-        IncompatibleStrategy, match="OnePath judges chains alone.* of FixedTree; .*recursive-rejection"
+        IncompatibleStrategy, match="OnePath only judges chains.* of FixedTree; .*recursive-rejection"
     ):
         decoder(FixedTree(2, 2), OnePath())
 
@@ -179,7 +179,7 @@ def test_a_verifier_that_judges_chains_alone_refuses_trees_that_branch():
 def test_the_fitting_verifiers_are_found_whatever_else_is_registered(monkeypatch):
     @attrs.frozen
     class Orderly(RecursiveRejection):
-        """Judges adaptive trees with one of its options alone, as its attribute says."""
+        """Judges adaptive trees with only one of its options, as its attribute says."""
 
         way: str = "drawn"
 

@@ -1,4 +1,4 @@
-"""What a call of `generate()` was given reaches a loop, however `generate` is wrapped."""
+"""The arguments of a `generate()` call reach a loop, however `generate` is wrapped."""
 
 import functools
 import inspect

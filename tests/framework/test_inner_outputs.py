@@ -1,4 +1,4 @@
-"""Attentions and hidden states of a call: those of `generate()`, step by step and layer by layer."""
+"""Attentions and hidden states of a call equal `generate()`'s, step by step and layer by layer."""
 
 import copy
 from functools import cache

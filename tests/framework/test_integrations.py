@@ -29,7 +29,7 @@ def tokenizer():
 
 
 def texts(model, tokenizer, prompts, stop, **options):
-    """What stands behind each prompt, cut before the first stop string, as lm-eval cuts it."""
+    """Returns the text after each prompt, cut before the first stop string, as lm-eval cuts it."""
     inputs = tokenizer(prompts, return_tensors="pt", padding=True)
     length = inputs["input_ids"].shape[1]
     written = write_until(
@@ -115,7 +115,7 @@ def test_an_unknown_recipe_is_named(model):
 
 def test_learnt_tokens_in_front_of_the_text_are_refused(model, tokenizer, monkeypatch):
     class Wrapper:
-        """As PEFT's: it prepares the inputs of the model below, whose `generate` it calls."""
+        """A wrapper like PEFT's: it prepares the inputs of the inner model, and calls its `generate`."""
 
         active_peft_config = type("Config", (), {"is_prompt_learning": True})
 

@@ -1,4 +1,4 @@
-"""What policies learn: one state a row, handed from round to round and from call to call."""
+"""States of learning policies: one per row, passed from round to round and from call to call."""
 
 import attrs
 import pytest
@@ -154,7 +154,7 @@ def test_a_policy_within_learns_by_its_own_note():
     ("policy", "state", "message"),
     [
         (Chain(2), 1, r"policy_state was given and Chain\(.* does not learn; leave it out"),
-        (Grows(), [1, 2], "2 policy states were given for 3 rows; give one a row"),
+        (Grows(), [1, 2], "2 policy states were given for 3 rows; give one per row"),
         (Grows(), "far", "policy_state holds 'far', which is no int of"),
         (Grows(), (1, 2, 3), r"policy_state holds \(1, 2, 3\), which is no int of"),
         (DynaTree(), LEARNERS[-1].first_state(), "which is no DynaTreeState of DynaTree"),
@@ -191,7 +191,7 @@ class Forgets(Grows):
 
 def test_learners_whose_state_cannot_be_handed_on_are_refused():
     for policy in (Stateless(1), Unbegun()):
-        with pytest.raises(InvalidInput, match=r"learns = True and its first_state\(\) gives none; subclass"):
+        with pytest.raises(InvalidInput, match=r"but its first_state\(\) returns None; subclass"):
             decoder(policy)
     with pytest.raises(InvalidInput, match=r"The state \[1\] of .* can change .*unhashable.*attrs.frozen"):
         decoder(Listed())

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness: the texts of its own model of transformers, with draft trees."""
+"""lm-evaluation-harness: its model of transformers writes equal texts with draft trees."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a model's generation config asks of every text, against `generate` on the same model."""
+"""Defaults of a model's generation config, compared with `generate` on the same model."""
 
 from __future__ import annotations
 

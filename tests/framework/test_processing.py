@@ -1,4 +1,4 @@
-"""Processors along a tree, against one call of `generate`'s kind for each node alone."""
+"""Processors along a tree, compared with a separate call, as `generate` makes it, for each node."""
 
 import itertools
 

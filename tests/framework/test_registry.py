@@ -1,4 +1,4 @@
-"""Strategies by name, those of other packages among them."""
+"""Strategies by name, including strategies of other packages."""
 
 import sys
 import tomllib

@@ -1,4 +1,4 @@
-"""Many prompts through a few rows: each text as alone, also where a pass fails or a caller goes away."""
+"""Many prompts through a few rows do not change any text, also where a pass fails or a caller goes away."""
 
 from __future__ import annotations
 
@@ -320,8 +320,8 @@ def test_a_fork_of_a_process_with_an_open_decoder_is_told():
     assert last == "closed"
     assert [sentence.split(": ", 1)[0] for sentence in sentences] == list(calls)
     for sentence in sentences:
-        assert f"belongs to process {os.getpid()}, and a fork takes no threads along" in sentence
-        assert f"make another one in process {child}." in sentence
+        assert f"belongs to process {os.getpid()}, and a fork does not copy its thread" in sentence
+        assert f"make another decoder in process {child}." in sentence
 
 
 def _read_within(descriptor, *, seconds):

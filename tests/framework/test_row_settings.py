@@ -1,4 +1,4 @@
-"""Rows of different settings share rounds, and each is written as it is alone."""
+"""Rows of different settings share rounds, and no row's text depends on the others."""
 
 from __future__ import annotations
 

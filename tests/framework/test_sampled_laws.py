@@ -1,4 +1,4 @@
-"""What is written above temperature 0 with filters, processors and constraints, by exact enumeration."""
+"""Laws of texts above temperature 0 with filters, processors and constraints, by exact enumeration."""
 
 from typing import Any
 

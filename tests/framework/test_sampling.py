@@ -78,7 +78,7 @@ def test_a_processor_that_reads_the_prefix_sees_each_nodes_own_context():
         alone = params.distribution(logits[row : row + 1], Prefixes(text, [path]))
         torch.testing.assert_close(got[row : row + 1], alone)
     assert not torch.allclose(got[0], got[1])
-    with pytest.raises(InvalidInput, match="3 nodes came with 0 prefixes"):
+    with pytest.raises(InvalidInput, match="0 prefixes were given for 3 nodes"):
         params.distribution(logits)
 
 

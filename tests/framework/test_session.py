@@ -1,4 +1,4 @@
-"""Rows that join, leave and go on while others run: each writes what it writes alone."""
+"""Rows that join, leave and go on while others run: no row's text depends on the others."""
 
 from __future__ import annotations
 
@@ -144,12 +144,12 @@ def test_a_row_is_cancelled_wherever_it_stands_and_the_others_go_on(target):
             session.text(stays)
         again = session.add([1])
         for wrong in (stays, again):
-            with pytest.raises(InvalidInput, match=f"Row {wrong} is there, or never was"):
+            with pytest.raises(InvalidInput, match=f"Row {wrong} is still held, or never existed"):
                 session.forget(wrong)
 
 
 def test_a_kept_row_ends_within_an_accepted_path():
-    """What was accepted behind the end of its text is no part of the state that goes on."""
+    """Tokens that were accepted after the end of its text are not part of the state that goes on."""
     text = sequentially([1, 2, 3], 20)
     end = text[5]
     one = decoder(target=ScoringBackend(TARGET), draft=drafter(TARGET), policy=Chain(12, "top-k"))
@@ -170,7 +170,7 @@ def test_a_kept_row_ends_within_an_accepted_path():
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_drafter_reads_the_next_turn_too(target):
-    """A draft that is the target itself is right in every round, if it stands on the same text."""
+    """A draft that is the target itself is right in every round, if it has read the same text."""
     one = decoder(target=target(TARGET), draft=drafter(TARGET), policy=Chain(3, "top-k"))
     with one.session(max_new_tokens=9) as session:
         session.add([0, 4], max_new_tokens=30)
@@ -247,7 +247,7 @@ def test_the_first_tokens_are_no_round():
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_processors_criteria_and_policy_states_follow_their_rows(target):
-    """Rows that come late are seen with texts and states of their own."""
+    """Rows that join late have the right texts and states."""
     asked = []
 
     class Longest(hf.StoppingCriteria):

@@ -12,7 +12,7 @@ PAD, EOS = 99, 7
 
 
 class AtToken(hf.StoppingCriteria):
-    """Ends a row at a token that depends on its place, and must then see padding where rows end alone."""
+    """Ends a row at a token that depends on its place, and must then see padding for rows that have ended."""
 
     def __init__(self, rows, eos):
         self.ended, self.eos = torch.zeros(rows, dtype=torch.bool), eos

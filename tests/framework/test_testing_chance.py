@@ -6,6 +6,7 @@ import math
 import random
 import secrets
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -153,7 +154,8 @@ def test_a_source_that_is_not_seen_gives_no_verdict(name: str) -> None:
     with pytest.raises(UnseenChance, match="give samples="):
         prove_sampler(leviathan(coin=UNSEEN[name]), models=PLAIN)
     # By samples it passes.
-    assert measure_sampler(leviathan(coin=UNSEEN[name]), models=PLAIN, samples=2000).p_value > 1e-6
+    report: Any = measure_sampler(leviathan(coin=UNSEEN[name]), models=PLAIN, samples=2000)
+    assert report.p_value > 1e-6
 
 
 def test_unseen_chance_beside_given_uniforms_gives_no_verdict() -> None:
@@ -225,7 +227,7 @@ def biased(mistake: str):
 
     def sampler(case):
         targets, drafts = case.target_probs, case.draft_probs
-        tokens, out = case.draft_tokens.tolist(), []
+        tokens, out = case.draft_tokens.tolist(), list[int]()
         coin = torch.rand((), dtype=torch.float64)
         if mistake == "cooled":
             drafts = drafts**2 / (drafts**2).sum(-1, keepdim=True)
@@ -261,7 +263,7 @@ def biased(mistake: str):
         ("absolute", "|T - D|"),
         ("argmax", "residual's most likely token"),
         ("greedy last", "is the target's most likely one"),
-        ("cooled", "the draft has a temperature of its own (0.5)"),
+        ("cooled", "the draft has an extra temperature (0.5)"),
     ],
 )
 def test_a_mistake_is_named(mistake: str, says: str) -> None:

@@ -154,7 +154,7 @@ class Wasteful(FirstChildren):
         (Wandering(), "repeatable", "draws from torch's own generator"),
         (Divides(), "bad-input", r"raises \(ZeroDivisionError"),
         (FirstStream(), "together", "draws for row"),
-        (Backwards(), "together", "and judged alone"),
+        (Backwards(), "together", "if it is the only row"),
         (OneRowAlone(), "together", "gives 1 outcomes for"),
         (Wasteful(), "together", "draws for row"),
     ],

@@ -17,7 +17,7 @@ def law(run, **options):
 
 
 def nested(u):
-    """Where the second uniform breaks depends on the first, and the third matters after a rejection alone."""
+    """The second uniform's break depends on the first, and the third only matters after a rejection."""
     if u[0] < 0.3:
         return "low" if u[1] < 1 / 7 else "high"
     return "left" if u[2] < 0.001 else "right"

@@ -167,7 +167,7 @@ def test_a_policy_that_learns_starts_afresh_and_keeps_what_it_learnt():
 
 @attrs.frozen(eq=False)
 class Apart:
-    """A state that is equal to itself alone."""
+    """A state that is only equal to itself."""
 
     length: int = 1
 
@@ -212,5 +212,5 @@ def test_trees_drawn_before_give_the_law_of_trees_drawn_anew():
     assert with_trees == joint_law(TREE, RecursiveRejection(), rounds=1, **case())
     half = joint_law(TREE, RecursiveRejection(), rounds=1, trees=trees[:1], **case())
     assert sum(half.probabilities.values()) == pytest.approx(trees[0].weight)
-    with pytest.raises(InvalidInput, match="trees are those of one round; give rounds=1"):
+    with pytest.raises(InvalidInput, match="trees are trees of one round; give rounds=1"):
         joint_law(TREE, RecursiveRejection(), trees=trees, **case())

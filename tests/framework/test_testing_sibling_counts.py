@@ -1,4 +1,4 @@
-"""What `adaptive = False` means, against what it is for: verifiers that look at several siblings at once."""
+"""The meaning of `adaptive = False`, tested with verifiers that look at several siblings at once."""
 
 import random
 from typing import Any
@@ -95,7 +95,7 @@ def declared(policy, seed):
 
 
 def off(policy, trees, drafter, seed):
-    """How far the verifiers that look at several siblings at once are off on `trees`."""
+    """Returns the errors on `trees` of the verifiers that look at several siblings at once."""
     (law,) = policy.laws
     worst = 0.0
     for verifier in BY_LAW[law]:

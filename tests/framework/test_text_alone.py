@@ -116,7 +116,7 @@ def test_positions_that_count_tokens_are_text(speculative):
     plain = model.generate(**options(1))
     counted = torch.arange(19).expand(4, 1, -1)
     assert torch.equal(model.generate(**options(1), position_ids=counted, custom_generate=speculative), plain)
-    with pytest.raises(InvalidInput, match="position_ids is not the count"):
+    with pytest.raises(InvalidInput, match="position_ids differs from the number"):
         model.generate(**options(1), position_ids=counted * 2, custom_generate=speculative)
 
 

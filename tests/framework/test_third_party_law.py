@@ -1,4 +1,4 @@
-"""A law of somebody else's: drawn by shipped policies, judged by whatever asks for `conditional` alone."""
+"""A third-party law: drawn by shipped policies, judged by verifiers that only call `conditional`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes of a call both ways, and whether the two agree."""
+"""The results of a call both ways, and whether they agree."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ FINE = (EQUAL, REFUSED, BOTH_RAISE)
 TIE = 1e-4  # logits closer than this may part by rounding
 
 REFUSALS: dict[str, set[str]] = {
-    "^attention_mask has a 0 behind a 1": {"right_padding", "hole"},
-    "^position_ids is not the count": {"positions"},
+    "^attention_mask has a 0 after a 1": {"right_padding", "hole"},
+    "^position_ids differs from the number": {"positions"},
     "^A streamer shows one row": {"streamed"},
     "^The processor Counts .* which a tree of drafts cannot follow": {"counting_processor"},
     "^The processor UnbatchedClassifierFreeGuidance.* cannot follow": {"guidance"},
@@ -55,7 +55,7 @@ REFUSALS: dict[str, set[str]] = {
 
 @attrs.frozen(eq=False)
 class Came:
-    """What a call gave: an output, or an error."""
+    """The result of a call: an output, or an error."""
 
     output: Any = None
     error: Exception | None = None
@@ -127,7 +127,7 @@ def run(number: int) -> tuple[int, str, str, str]:
 
 
 def run_directly(number: int) -> tuple[int, str, str, str] | None:
-    """The same by `SpeculativeDecoder.generate`, for calls that it takes."""
+    """Runs the call by `SpeculativeDecoder.generate`, where that takes it."""
     found = directly(number)
     return None if found is None else _told(number, found)
 
@@ -250,7 +250,7 @@ def _same_layers(wanted: Any, found: Any) -> bool:
 
 
 def _parts_at_a_tie(one: Call, wanted: Tensor, found: Tensor) -> bool:
-    """Whether the first difference stands where two scores were nearly the same."""
+    """Returns whether the first difference is at a token where two scores were nearly equal."""
     width = min(wanted.shape[1], found.shape[1])
     differs = (wanted[:, :width] != found[:, :width]).any(0)
     if not bool(differs.any()):

@@ -1,4 +1,4 @@
-"""Tiny models of every kind that a backend serves, their drafts, and a tokenizer for their tokens."""
+"""Tiny models of every kind that a backend supports, their drafts, and a tokenizer for their tokens."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class TooLong(hf.StoppingCriteria):
 
 
 class EndsRowsAtTheirToken(hf.StoppingCriteria):
-    """Ends each row at a token of its own."""
+    """Ends each row at a different token."""
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         own = 10 + torch.arange(len(input_ids))

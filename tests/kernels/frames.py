@@ -1,4 +1,4 @@
-"""What the tests of all kernels share: memory full of NaN, who serves a call, all configurations, misfits."""
+"""Helpers of all kernels' tests: memory full of NaN, kernel or reference, all configurations, misfits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def precise(held: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def guarded() -> Iterator[list[Configuration]]:
-    """Launches write into NaN alone, and nothing beside what is allocated for them.
+    """Launches only write into memory that is allocated for them, which is full of NaN.
 
     Gives the configurations launched so far.
     """
@@ -69,7 +69,7 @@ def guarded() -> Iterator[list[Configuration]]:
 
 @contextmanager
 def every_configuration_of(dispatch: Any) -> Iterator[None]:
-    """What `dispatch` can choose is chosen."""
+    """Checks that every configuration that `dispatch` has is chosen."""
     with guarded() as launched:
         yield
     assert [one for one in dispatch.CONFIGURATIONS if one not in launched] == []
@@ -85,7 +85,7 @@ def kernel_alone(dispatch: Any, name: str) -> Iterator[None]:
 
 @contextmanager
 def reference_serves(reason: str, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """The log says that a reference serves a call, and why."""
+    """Check that the log says that a reference runs a call, and why."""
     caplog.set_level("INFO", logger=support.__name__)
     caplog.clear()
     support._logged.clear()

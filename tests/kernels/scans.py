@@ -1,4 +1,4 @@
-"""What tests of scans along trees share: ragged trees over two passes, and layouts that are refused."""
+"""Helpers of tests of scans along trees: ragged trees over two passes, and layouts that are refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Ragged:
     """Trees over two passes, one row a name of `TOPOLOGIES`.
 
     Rows differ in how many of their `old` columns and `new` nodes are real, but for the first, in which all
-    are; the rest see themselves alone.
+    are; the rest only see themselves.
     """
 
     names: Sequence[str]
@@ -42,7 +42,7 @@ class Ragged:
         return len(self.names), self.old + self.new
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """What new nodes see, bool `[rows, new, columns]`, and a path, `[rows, columns]`, at times empty."""
+        """Returns the new nodes' mask, bool `[rows, new, columns]`, and a path, `[rows, columns]`."""
         chance, rows, paths = random.Random(self.seed), [], []
         for place, name in enumerate(self.names):
             counts = self.old, self.new
@@ -82,7 +82,7 @@ def steps(normal: Tensor) -> Tensor:
 
 
 def laid(device: torch.device, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same numbers, each tensor in the midst of NaN, with strides of its own in multiples of 16."""
+    """Returns equal numbers, each tensor surrounded by NaN, with different strides in multiples of 16."""
     return {
         name: embedded(tensor.to(device), behind=place + 1)
         for place, (name, tensor) in enumerate(held.items())
@@ -90,7 +90,7 @@ def laid(device: torch.device, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def embedded(tensor: Tensor, *, behind: int) -> Tensor:
-    """The same numbers in the midst of NaN, of which 16 are before and `behind` times 16 behind a line."""
+    """Returns equal numbers surrounded by NaN: 16 before a line, and 16 times the argument after it."""
     *outer, last = tensor.shape
     shape = [*(size + 2 for size in outer), (-(-last // 16) + 1 + behind) * 16]
     around = tensor.new_full(shape, torch.nan)
@@ -120,7 +120,7 @@ def replays(
 
 
 def strided(tensor: Tensor) -> Tensor:
-    """The same numbers, not side by side."""
+    """Returns equal numbers that are not contiguous."""
     return tensor.repeat_interleave(2, -1)[..., ::2]
 
 
@@ -130,7 +130,7 @@ def repeated(tensor: Tensor) -> Tensor:
 
 
 def misaligned(tensor: Tensor) -> Tensor:
-    """The same numbers at an address that is no multiple of 16 bytes."""
+    """Returns equal numbers at an address that is not a multiple of 16 bytes."""
     around = tensor.new_zeros(tensor.numel() + 1)
     return around[1:].view(tensor.shape).copy_(tensor)
 
@@ -151,7 +151,7 @@ def left_to_the_reference(
     reason: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """No kernel serves `held`, and the log says why."""
+    """Check that no kernel takes `held`, and that the log says why."""
     with reference_serves(reason, caplog), guarded() as launched:
         found = call(**held)
     assert not launched
@@ -168,7 +168,7 @@ def layouts_left_to_the_reference(
     caplog: pytest.LogCaptureFixture,
     **known_as: str,
 ) -> None:
-    """Of every tensor in `held`, by its name in the log, in every layout that no kernel reads."""
+    """Checks every tensor in `held`, by its name in the log, in every layout that no kernel reads."""
     for name, tensor in held.items():
         for lay, reason in LAYOUTS if isinstance(tensor, Tensor) else []:
             changed = {**held, name: lay(tensor)}

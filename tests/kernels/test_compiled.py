@@ -1,7 +1,7 @@
 """Every configuration that can be chosen at run time compiles, spills nothing and keeps its promises.
 
 All of them take minutes. `make test` compiles every kernel with every tile for sm_80, which has less shared
-memory, and leaves out bf16, of which the tiles are those of fp16; one operation for both.
+memory, and leaves out bf16, which has the tiles of fp16; one operation for both.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def test_the_table_holds_what_is_declared() -> None:
 def test_moves_are_read_by_all_threads_before_any_is_written(
     tiles: list[tuple[Configuration, dict[str, Any]]],
 ) -> None:
-    """What the interpreter, which runs one thread, cannot see."""
+    """All threads read before any writes; the interpreter, which runs one thread, cannot check this."""
     kernels = [found["ptx"] for one, found in tiles if one.operation == "kv_commit"]
     assert kernels
     for kernel in kernels:
@@ -141,7 +141,7 @@ def test_moves_are_read_by_all_threads_before_any_is_written(
 def test_the_last_program_sees_what_the_others_wrote(
     tiles: list[tuple[Configuration, dict[str, Any]]],
 ) -> None:
-    """What the interpreter, which runs one program after another, cannot see."""
+    """The last program sees all writes; the interpreter, with one program at a time, cannot check this."""
     start, step, *_ = [found["ptx"] for one, found in tiles if one.operation == "tree_traversal"]
     for kernel in (start, step):
         before, arrives, after = kernel.partition("atom.global.gpu.acq_rel.add")

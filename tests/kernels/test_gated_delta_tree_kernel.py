@@ -20,7 +20,7 @@ pytestmark = pytest.mark.triton
 
 
 def drawn(device: torch.device, dtype: torch.dtype, tree: scans.Ragged, sizes: Any) -> dict[str, Tensor]:
-    """What `attend` takes but for the mask."""
+    """Returns the arguments of `attend` except for the mask."""
     (rows, columns), normal = tree.shape, scans.noise(tree.seed)
     heads, groups, dim, size = sizes
     held = {

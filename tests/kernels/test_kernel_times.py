@@ -93,7 +93,7 @@ def timing(*, cold: float = 2.0, warm: float = 1.0) -> Callable[..., Any]:
 
 @pytest.fixture
 def foreign(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What mamba_ssm offers, in plain torch, where its own kernels cannot run."""
+    """Puts functions of mamba_ssm, in plain torch, where its own kernels cannot run."""
     if find_spec("mamba_ssm") is not None:
         return
 
@@ -350,7 +350,7 @@ def test_where_nothing_can_be_timed_it_says_so_in_a_sentence(
 
 
 class FakeGpu:
-    """What the timer asks of CUDA, which notes the order; a sleep takes a millisecond for 1000 cycles."""
+    """The part of CUDA that the timer uses, with a record; a sleep of 1000 cycles takes a millisecond."""
 
     L2_cache_size = 2**27
 

@@ -1,4 +1,4 @@
-"""Draws without replacement on the device, number by number those of the draft stream."""
+"""Draws without replacement on the device, number by number equal to draws from the draft stream."""
 
 from __future__ import annotations
 

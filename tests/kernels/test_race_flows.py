@@ -1,4 +1,5 @@
-"""The flows of race verification on the device, by their definition and beside the plain verifier's."""
+"""The flows of race verification on the device, by their definition and compared with the plain
+verifier's."""
 
 from __future__ import annotations
 
@@ -57,14 +58,14 @@ class Node:
         return float(1 / left[0] if len(self.tokens) == 2 else (self.waits[: len(left)] / left).sum())
 
     def law(self) -> Any:
-        """As the plain verifier has it."""
+        """Returns the law of the plain verifier."""
         if len(self.tokens) == 2:
             return Pair(self.draft.double(), float(self.draft.double().sum()))
         return Arrival(self.draft.double(), len(self.tokens), self.factor)
 
 
 def allowed_on_device(nodes: Sequence[Node], device: torch.device) -> list[tuple[race_flows.Flows, Tensor]]:
-    """What the kernels work out for nodes that are roots, at allowance 1, and for the drawn children."""
+    """Returns the kernels' results for nodes that are roots, at allowance 1, and for the drawn children."""
     cases, waits = [], np.zeros((len(nodes), 1 + MOST, MOST + 1))
     for row, node in enumerate(nodes):
         tree = TreeBuilder(0)
@@ -89,7 +90,7 @@ def allowed_on_device(nodes: Sequence[Node], device: torch.device) -> list[tuple
 
 
 def flows_on_device(nodes: Sequence[Node], device: torch.device) -> list[race_flows.Flows]:
-    """The flows alone."""
+    """Returns only the flows."""
     return [flows for flows, _ in allowed_on_device(nodes, device)]
 
 

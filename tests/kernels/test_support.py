@@ -1,4 +1,4 @@
-"""Who serves a call: the kernel, or the reference with a reason."""
+"""Choice for a call: the kernel, or the reference with a reason."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_a_choice_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         assert support.use_kernel("an operation", None)
         assert not support.use_kernel("an operation", "it rains")
     assert caplog.messages == [
-        "an operation: the Triton kernel serves it.",
-        "an operation: the reference serves it, because it rains.",
+        "an operation: runs the Triton kernel.",
+        "an operation: runs the reference, because it rains.",
     ]
 
 

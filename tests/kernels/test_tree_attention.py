@@ -78,7 +78,7 @@ def case(
 
 
 def error(arguments: dict[str, Any]) -> float:
-    """Of the kernel against the reference in fp32; what it must not write must still be NaN."""
+    """Returns the kernel's error against the reference in fp32; other outputs must still be NaN."""
     with frames.kernel_alone(dispatch, "attend"), frames.guarded():
         found = dispatch.attend(**arguments)
     wanted = reference.attend(**frames.precise(arguments))
@@ -205,7 +205,7 @@ def test_nothing_to_do(device: torch.device) -> None:
     ("seen", "message"),
     [
         ([[1, 0], [1, 0]], "Node 1 of row 0 does not see itself; the mask is no tree's."),
-        ([[1, 1], [0, 1]], "Node 0 of row 0 sees a node behind itself"),
+        ([[1, 1], [0, 1]], "Node 0 of row 0 sees a node after itself"),
         ([[1, 0, 0], [1, 1, 0], [0, 1, 1]], "Node 2 of row 0 does not see just what its parent sees"),
         ([[1, 0, 0], [0, 1, 0], [1, 1, 1]], "Node 2 of row 0 does not see just what its parent sees"),
     ],
@@ -232,7 +232,7 @@ def test_masks_that_do_not_fit_themselves() -> None:
         ({"keys": torch.zeros(1, 1, 9, 32)}, "do not belong together"),
         ({"queries": torch.zeros(1, 2, 3, 16)}, r"The mask is for \(1, 2\) rows and nodes"),
         ({"keys": torch.zeros(1, 1, 4, 16)}, "3 committed slots and 2 columns exceed the 4 slots"),
-        ({"sinks": torch.zeros(3)}, r"Sinks \(3,\) must be one a head, \(2,\)"),
+        ({"sinks": torch.zeros(3)}, r"Sinks \(3,\) must be one per head, \(2,\)"),
         (
             {"keys": torch.zeros(1, 3, 9, 16), "values": torch.zeros(1, 3, 9, 16)},
             "2 heads cannot share 3 heads of keys evenly",

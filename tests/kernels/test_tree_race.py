@@ -60,7 +60,7 @@ MOST = dispatch.MOST
 
 
 def arrays_of(cases: Sequence[TreeCase], seed: int, device: torch.device) -> tuple[TreeArrays, Any]:
-    """What `dispatch.walk` takes, with waits of `seed`."""
+    """Returns the arguments of `dispatch.walk`, with waits of `seed`."""
     trees = TreeArrays.of([on_device(case, device) for case in cases])
     return trees, np.random.default_rng(seed).exponential(size=(*trees.tokens.shape, MOST + 1))
 
@@ -75,7 +75,7 @@ def agree(cases: Sequence[TreeCase], seed: int, device: torch.device) -> list[Wa
 
 
 def host_walks(cases: Sequence[TreeCase], waits: Any) -> list[Walk]:
-    """Of the cases that the host rule judges, by the flows of the device."""
+    """Returns the walks of the cases that the host rule judges, by the flows of the device."""
     with flows_of_the_device():
         walks = [
             host_walk(RaceTraversal(), case, of_row)
@@ -399,7 +399,7 @@ def test_the_plain_verifier_takes_the_rest(
     monkeypatch.setattr(dispatch, "walk", None)
     tree, targets, tape = row_of(9, draft="smooth", target="near", seed=2)
     expected = RaceTraversal().verify(tree, targets.double(), TapeRandomness(tape))
-    reason = "tree_race: the reference serves it, because its distributions are torch.float64"
+    reason = "tree_race: runs the reference, because its distributions are torch.float64"
     with frames.reference_serves(reason, caplog):
         assert RaceTraversal().verify_rows([tree], [targets.double()], [TapeRandomness(tape)]) == [expected]
     (outcome,) = RootOnly().verify_rows([tree], [targets], [CounterRandomness.seeded(0)])

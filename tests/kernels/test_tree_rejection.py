@@ -315,7 +315,7 @@ def test_the_plain_verifier_takes_the_rest(
     double = attrs.evolve(
         tree, proposals={node: WithoutReplacement(law.p.double()) for node, law in laws.items()}
     )
-    reason = "tree_rejection: the reference serves it, because its distributions are torch.float64"
+    reason = "tree_rejection: runs the reference, because its distributions are torch.float64"
 
     def judge(tree: TokenTree, targets: Tensor, rng: Randomness) -> Outcome:
         return RecursiveRejection().verify_rows([tree], [targets], [rng])[0]

@@ -1,4 +1,4 @@
-"""Traversal and class order on the device, number by number those of the verification stream."""
+"""Traversal and class order on the device, number by number by the verification stream."""
 
 from __future__ import annotations
 
@@ -398,7 +398,7 @@ def test_the_plain_verifier_takes_the_rest(
     monkeypatch.setattr(dispatch, "walk", None)
     tree, targets, tape = row_of(9, 12, laws=[Deterministic], draft="smooth", target="near", seed=2)
     expected = Traversal().verify(tree, targets, TapeRandomness(tape))
-    reason = "tree_traversal: the reference serves it, because its distributions are torch.float64"
+    reason = "tree_traversal: runs the reference, because its distributions are torch.float64"
     with frames.reference_serves(reason, caplog):
         assert Traversal().verify_rows([tree], [targets.double()], [TapeRandomness(tape)]) == [expected]
     (outcome,) = RootOnly().verify_rows([tree], [targets], [CounterRandomness.seeded(0)])

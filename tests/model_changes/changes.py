@@ -1,4 +1,4 @@
-"""What programs do to a model between two calls of it."""
+"""Changes that programs make to a model between two calls of it."""
 
 from __future__ import annotations
 
@@ -293,7 +293,7 @@ def embeddings_resized(model: Any, rng: torch.Generator) -> None:
 
 @change
 def layers_forward_shares_autocast(model: Any, rng: torch.Generator) -> None:
-    """As accelerate does with the whole model: its forward runs in autocast."""
+    """Run a layer's forward in autocast, as accelerate does with the whole model."""
     if "forward" not in vars(model) and next(model.parameters()).dtype == torch.float32:
         import types
 

@@ -144,6 +144,6 @@ def written(call: Any) -> Any:
 
 
 class ChangingCaptured(Changing):
-    """The same with captured passes, as they are traced."""
+    """A changing model with captured passes, as they are traced."""
 
     captured = True

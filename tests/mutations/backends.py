@@ -28,7 +28,7 @@ class PositionsEndAt64(Cached):
 
 
 class FourRows(Cached):
-    """A buffer for four rows, the last of which serves all others."""
+    """A buffer for four rows, the last of which all further rows use."""
 
     def extend(self, tokens: Tensor, parents: Tensor, counts: Sequence[int] | None = None) -> Tensor:
         logits = super().extend(tokens, parents, counts)
@@ -147,7 +147,7 @@ class EqualRowsShare(Cached):
 
 
 class FirstLogitsOfTheFirstRows(Cached):
-    """Rows that join behind others get the logits of those."""
+    """Rows that join after others get the others' logits."""
 
     gives_first_logits = True
 
@@ -187,7 +187,7 @@ class OneBuffer(Cached):
 
 
 class FirstShapeAgain(Cached):
-    """What was captured for a shape is replayed with the parents of the first call."""
+    """Replays the pass that was captured for a shape with the parents of the first call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -292,7 +292,7 @@ class JoinsInFront(Cached):
 
 
 class StateOfTheNodeBefore(Recurrent):
-    """A scan over the nodes as they stand."""
+    """A scan over the nodes in their given order."""
 
     def before(self, row: Row, node: int) -> Tensor:
         return row.nodes[node - 1] if node else self.committed(row)
@@ -351,7 +351,7 @@ class LayersInOrder(Featured):
 
 
 class AllFeatures(Featured):
-    """Those of all tokens are handed out where the last were asked for."""
+    """Returns the features of all tokens where only the last were requested."""
 
     def as_kept(self, features: list[Tensor]) -> Tensor:
         last, self.last = self.last, None

@@ -147,7 +147,7 @@ class Mutation:
         story: where it was seen.
         twin: a case in which everything is right.
         changes: the parts of the case that are wrong instead.
-        patch: an object of the production code, the name of a method of it, and what stands there instead.
+        patch: an object of the production code, the name of a method of it, and its replacement.
         breaks_law_p: whether the policy's children do not follow the declared law.
     """
 

@@ -11,7 +11,7 @@ from draftwood import Randomness, TapeRandomness
 
 @attrs.frozen
 class MostLikely(Randomness):
-    """What should be drawn is the most likely instead."""
+    """Takes the most likely outcome instead of drawing one."""
 
     rng: Randomness
 

@@ -85,7 +85,7 @@ class ExtraKept(Listed):
 
 
 class EmittedKept(Listed):
-    """What the round emitted, without its root."""
+    """Keeps the tokens that the round emitted, without its root."""
 
     def kept(self, text: list[int], outcome: Outcome) -> list[int]:
         return [*text, *outcome.tokens[1:]]
@@ -137,7 +137,7 @@ class FourRows(Listed):
 
 
 class SilentRowsLeftOut(Listed):
-    """The answers stand without gaps, whoever asked."""
+    """The answers have no gaps for rows that requested nothing."""
 
     def distributions(self, requests: Sequence[Request | None]) -> Tensor:
         logits = super().distributions(requests)
@@ -220,7 +220,7 @@ class OneTable(PromptLookup):
 
 
 class LearnsForGood(PromptLookup):
-    """What was learnt outlives its row."""
+    """Keeps what it learnt after its row has left."""
 
     known: dict[tuple[int, ...], Counter[int]] = attrs.field(factory=dict, init=False)
 

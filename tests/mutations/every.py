@@ -26,8 +26,8 @@ from tests.mutations.suite import MUTATIONS
 def _of_mutation(one: Mutation) -> Mistake | None:
     """A mistake of the exact suite as one of a policy or a verifier.
 
-    None for those of other parts, and of verifiers that declare what they are: they have entries of their
-    own, which break a check of the part.
+    None for mistakes of other parts, and of verifiers that declare what they are: they have separate
+    entries, which break a check of the part.
     """
     twin, case = one.twin, one.case
     patches = [one.patch] if one.patch else []

@@ -1,4 +1,4 @@
-"""Mistakes in policies that learn from outcomes, each beside the policy that is right."""
+"""Mistakes in policies that learn from outcomes, each with the policy that is right."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class DropsRejected(LearningPolicy[tuple[int, ...]]):
 
 @attrs.frozen
 class AvoidsRejected(DropsRejected):
-    """What it was meant to do: leaves those tokens out of the draw, and declares so."""
+    """The right form: leaves those tokens out of the draw, and declares so."""
 
     def grow(self, root: int, rng: Randomness, state: tuple[int, ...] | None = None) -> Growing:
         tree = TreeBuilder(root)

@@ -62,8 +62,8 @@ class Mistake:
         return next((caught for name, check in named if (caught := failure(name, check))), None)
 
 
-def failure(name: str, check: Callable[[], None]) -> Caught | None:
-    """What `check` raises; None where it passes."""
+def failure(name: str, check: Callable[[], object]) -> Caught | None:
+    """Returns the error that `check` raises; None where it passes."""
     try:
         check()
     except AssertionError as error:

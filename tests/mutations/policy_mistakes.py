@@ -1,4 +1,4 @@
-"""Mistakes in policies, each beside the policy that is right."""
+"""Mistakes in policies, each with the policy that is right."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Draws(TreePolicy):
 
 
 class StopsAtUnlikely(Draws):
-    """Draws no second child behind an unlikely first one, and does not say that it is adaptive."""
+    """Draws no second child after an unlikely first one, and does not declare that it is adaptive."""
 
     def draw(self, p: Tensor, rng: Randomness) -> tuple[list[int], Proposal]:
         tokens, law = super().draw(p, rng)
@@ -269,7 +269,7 @@ class OneOver(TreePolicy):
 
 @attrs.frozen
 class DropsTheLosingBranch(TreePolicy):
-    """Keeps of the first level the child alone that is the likeliest, once both are drawn."""
+    """Keeps only the likeliest child of the first level, once both are drawn."""
 
     laws = WITHOUT
 

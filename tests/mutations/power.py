@@ -1,4 +1,4 @@
-"""Which toy models find the most: `python -m tests.mutations.power` chooses seeds for `testing.proof_models`.
+"""`python -m tests.mutations.power` chooses seeds for `testing.proof_models` that find the most mistakes.
 
 Every second mistake of a verifier or policy takes part in the choice. For each kind of models that seed is
 taken on which the most of them show, and among equals the one with the largest least error. The other half
@@ -55,7 +55,7 @@ KINDS: list[Kind] = [
 
 @attrs.frozen
 class Found:
-    """How far off each mistake is on one set of models."""
+    """The error of each mistake on one set of models."""
 
     seed: int
     errors: dict[str, float]
@@ -66,7 +66,7 @@ class Found:
 
 
 def error(mistake: Mistake, on: ProofModels, shapes: Sequence[Shape]) -> float:
-    """The largest error of the mistake on the models, over the shapes and the laws that it serves."""
+    """The largest error of the mistake on the models, over the shapes and the laws that it accepts."""
     with ExitStack() as stack:
         for patch in mistake.patches:
             stack.enter_context(mock.patch.object(*patch))

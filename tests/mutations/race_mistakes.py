@@ -41,7 +41,7 @@ _ranked = race_flows._ranked
 
 
 def _masses_of_the_likely(weights: Tensor, tokens: Sequence[int]) -> list[float]:
-    """What the draft holds before each of its likeliest tokens, whichever were drawn."""
+    """Returns the draft's mass before each of its likeliest tokens, whichever were drawn."""
     return _masses(weights, weights.topk(len(tokens)).indices.tolist())
 
 
@@ -57,7 +57,7 @@ def _pair_without_a_mark(weights: Tensor, total: float) -> Given:
 
 
 class Drawn(RaceTraversal):
-    """Serves the one law in which there is a time, so that its checks are few."""
+    """Accepts only the law in which there is a time, so that its checks are few."""
 
     laws = frozenset({WithoutReplacement})
 

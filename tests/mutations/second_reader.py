@@ -162,7 +162,7 @@ Habit = tuple[int, int, int]
 
 @attrs.frozen
 class Habits(LearningPolicy[tuple[Habit, ...]]):
-    """A chain that offers what was accepted `often` times behind a token, and else draws."""
+    """A chain that offers a token that was accepted `often` times after the last one, and else draws."""
 
     length: int = 2
     often: int = 3

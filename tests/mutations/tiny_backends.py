@@ -33,7 +33,7 @@ class Attention(torch.nn.Module):
         return self.logits_of(self.after(self.before(input_ids)))
 
     def features(self, tokens: list[int], layers: Sequence[int]) -> Tensor:
-        """What the layer reads (0) and puts out (1) for a whole text."""
+        """Returns the layer's inputs (0) and outputs (1) for a whole text."""
         read = self.before(torch.tensor([tokens]))
         return torch.cat([(read, self.after(read))[layer][0] for layer in layers], -1)
 
@@ -48,7 +48,7 @@ class Attention(torch.nn.Module):
         return x + scores.softmax(-1) @ (x @ self.value)
 
     def state(self, seen: Tensor) -> Tensor:
-        """What the layer puts out for the last of the embedded tokens `[n, width]`."""
+        """Returns the layer's output for the last of the embedded tokens `[n, width]`."""
         scores = (seen @ self.key) @ (seen[-1] @ self.query) / WIDTH**0.5
         return seen[-1] + scores.softmax(-1) @ (seen @ self.value)
 
@@ -80,7 +80,7 @@ class Recurrence(torch.nn.Module):
 
 @attrs.define(eq=False)
 class Row:
-    """What is kept of every committed token, and of every uncommitted node."""
+    """The cached values of every committed token, and of every uncommitted node."""
 
     text: list[Tensor] = attrs.field(factory=list)
     nodes: list[Tensor] = attrs.field(factory=list)
@@ -147,7 +147,7 @@ class Rowwise(StateBackend):
         raise NotImplementedError
 
     def parent(self, row: Row, numbered: int, *, start: int) -> int:
-        """Its place, of what a call says that began behind `start` nodes."""
+        """Returns the node's place in a call that began after `start` nodes."""
         return numbered
 
     def accepted(self, row: Row, path: Sequence[int]) -> Sequence[int]:
@@ -175,7 +175,7 @@ class Cached(Rowwise):
         return len(row.text) + row.depth(node)
 
     def seen(self, row: Row, node: int) -> Tensor:
-        """What the node's attention looks at, itself last."""
+        """Returns the tokens that the node's attention sees, itself last."""
         return torch.stack([*row.text, *(row.nodes[index] for index in self.visible(row, node))])
 
     def visible(self, row: Row, node: int) -> Sequence[int]:
@@ -183,7 +183,7 @@ class Cached(Rowwise):
 
 
 class Featured(Cached):
-    """The same with soft-capped logits, and with features."""
+    """A backend with soft-capped logits and features."""
 
     model = Attention(cap=6.0)
     hidden_size, feature_layers = WIDTH, 1
@@ -249,7 +249,7 @@ class Featured(Cached):
         return list(layers)
 
     def left(self, row: Row) -> list[Tensor]:
-        """What stays of a row's features when they are taken."""
+        """Returns the part of a row's features that stays when they are taken."""
         return []
 
     def nodes_read(self, path: Sequence[int]) -> Sequence[int]:
@@ -258,7 +258,7 @@ class Featured(Cached):
 
 
 class Windowed(Cached):
-    """The same with a sliding window."""
+    """A backend with a sliding window."""
 
     model = Attention(window=16)
 
@@ -267,7 +267,7 @@ class Windowed(Cached):
 
 
 class Recurrent(Rowwise):
-    """A recurrent model with the state behind every token."""
+    """A recurrent model that keeps the state after every token."""
 
     model = Recurrence()
 
@@ -278,7 +278,7 @@ class Recurrent(Rowwise):
         return row
 
     def committed(self, row: Row) -> Tensor:
-        """The state behind the committed text."""
+        """Returns the state after the committed text."""
         return row.text[-1] if row.text else torch.zeros(WIDTH)
 
     def score(self, row: Row, token: int) -> Tensor:

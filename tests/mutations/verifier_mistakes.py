@@ -1,4 +1,4 @@
-"""Mistakes in verifiers, each beside the verifier that is right."""
+"""Mistakes in verifiers, each with the verifier that is right."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class WrongFromTheThirdSibling(Tokenwise):
 
 
 class FifthSiblingFree(Tokenwise):
-    """A buffer of four siblings: what comes behind is accepted."""
+    """A buffer of four siblings: later ones are accepted."""
 
     def chance(self, target: Tensor, draft: Tensor, token: int, index: int) -> float:
         return float(target[token] > 0) if index >= 4 else super().chance(target, draft, token, index)
@@ -99,7 +99,7 @@ class SureIsGreedy(Tokenwise):
 
 
 class ResidualOfTheTopFour(Tokenwise):
-    """Keeps of the residual the four largest entries alone."""
+    """Keeps only the four largest entries of the residual."""
 
     def left(self, target: Tensor, draft: Tensor, index: int) -> Tensor:
         left = super().left(target, draft, index)
@@ -134,7 +134,7 @@ class _Contiguous(TokenTree):
 
 
 class PaddingToo(Tokenwise):
-    """Looks at the padding behind the tree as if it were nodes."""
+    """Looks at the padding after the tree as if it were nodes."""
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
         whole = TokenTree(tree.tokens[:], tree.parents[:], dict(tree.proposals.items()))

@@ -128,7 +128,7 @@ def ends(
 
 
 def _odd(subject: Subject, folder: Path, peace: _Peace, kept: bytes) -> str | None:
-    """What is wrong with a run that has ended well at last."""
+    """Returns the fault of a run that has ended well at last."""
     if subject.content(folder) != peace.content:
         return "it is not what a run in peace makes"
     if missing := set(kept.splitlines()[1:]) - set(subject.lines(folder)):

@@ -153,7 +153,7 @@ def _run(call: Call, streamer: Collects, points: Points, *, operations: bool) ->
 
 
 def one_fault(call: Call, expected: list[list[int]], points: Points, *, operations: bool) -> str | None:
-    """What was wrong with a call that fails at a moment, or with the one after it."""
+    """Returns the fault of a call that fails at a moment, or of the next call; None if there was none."""
     streamer = Collects()
     came, text = None, None
     try:

@@ -91,7 +91,7 @@ class Asked:
 
     @property
     def texts(self) -> dict[int, str]:
-        """Of every choice."""
+        """Returns the text of every choice."""
         found: dict[int, str] = {}
         for answer in [self.body] if self.body else self.events:
             for choice in answer["choices"]:
@@ -217,7 +217,7 @@ class _Watched:
 
 
 def fault(path: str, asked: Asked, *, invalid: bool) -> str | None:
-    """What is wrong with an answer, or None. `invalid`: the request is against the schema."""
+    """Returns the fault of an answer, or None. `invalid`: the request is against the schema."""
     if asked.status not in DOCUMENTED:
         return f"status {asked.status}: {asked.body}"
     if asked.status != 200:

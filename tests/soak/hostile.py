@@ -99,7 +99,7 @@ class Reader:
     Attributes:
         file: the sound one.
         lines: whether each of its lines is a document.
-        read: reads what lies where the sound one lay, below a folder of its own; returns what was said on
+        read: reads the file at the place of the sound one, below a separate folder; returns what was said on
             stderr with an exit code, or raises.
     """
 

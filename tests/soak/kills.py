@@ -30,7 +30,7 @@ def _keys(folder: Path) -> list[str]:
 
 
 def _sound(folder: Path, expected: Sequence[str], kept: bytes) -> str | None:
-    """What is wrong with a folder whose run has ended well at last; `kept` was there before."""
+    """Returns the fault of a folder whose run has ended well at last; `kept` was there before."""
     if not (folder / CELLS).read_bytes().startswith(kept):
         return "cells that were on disk are gone or changed"
     counts = Counter(_keys(folder))
@@ -89,7 +89,7 @@ cp -r "$DISK/run" "$SAID.whole"
 
 
 def small_disk(sizes: Sequence[int] = (4, 8, 12)) -> SoakResult | None:
-    """The same on disks of so many KiB; None where this machine lets nobody mount one."""
+    """Runs the trials on disks of so many KiB; None where this machine lets nobody mount one."""
     if not shutil.which("unshare"):
         return None
     result = SoakResult("full disk, a small one")

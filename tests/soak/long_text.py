@@ -45,7 +45,7 @@ PAIRS: dict[str, Any] = {
 
 @attrs.frozen
 class Sample:
-    """What there is in the process at one moment.
+    """A sample of the process's resources at one moment.
 
     Attributes:
         length: tokens of the text.

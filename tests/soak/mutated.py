@@ -132,7 +132,7 @@ def mutated(content: bytes, rng: random.Random, *, lines: bool = False) -> bytes
     Args:
         content: of the sound file.
         rng: chooses what is wrong.
-        lines: each line is a JSON document of its own; else the whole is, where it is JSON at all.
+        lines: each line is a separate JSON document; else the whole is, where it is JSON at all.
     """
     if rng.random() < 0.3:
         return torn(content, rng)

@@ -1,4 +1,4 @@
-"""What a process that is forked for a run of bench has loaded: one short text makes every import.
+"""Imports for processes that are forked for a run of bench: one short text makes all of them.
 
 Such a process imports the program's main module too.
 """

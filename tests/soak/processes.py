@@ -1,4 +1,4 @@
-"""The command line in processes of their own."""
+"""The command line in separate processes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Forked:
 
 @cache
 def server() -> Any:
-    """What forks processes that have loaded all they need, and started its server."""
+    """Returns a fork server whose processes have loaded all they need, and starts it."""
     os.environ.update(ENVIRONMENT)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.soak.preloaded"])
@@ -96,7 +96,7 @@ def server() -> Any:
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """What a process may have of the machine.
+    """The limits of a process on the machine.
 
     Attributes:
         file: bytes that no file it writes may exceed; the system refuses the rest.

@@ -1,4 +1,4 @@
-"""What a part of the soak did, and what it found."""
+"""The result of a part of the soak: its runs and findings."""
 
 from __future__ import annotations
 

@@ -303,7 +303,7 @@ class Caller:
         return self.expected is not None and self.leaves is None
 
     def wrong(self) -> str | None:
-        """What is wrong with what it was told."""
+        """Returns the fault of the text that it received."""
         whole = self.expected
         told_once = self.ends == (self.refused is None and self.leaves != "silence")
         if not told_once:
@@ -340,7 +340,7 @@ class Workplace:
         return cls(subject, decoder, subject.decoder(), SharedDecoder(queue))
 
     def expected(self, arguments: dict[str, Any]) -> list[int]:
-        """The tokens of the text in a session of its own."""
+        """Returns the tokens of the text in a separate session."""
         with self.alone.session(max_new_tokens=12, eos_token_id=[3]) as one:
             row = one.add(**arguments)
             while one.unfinished:
@@ -369,7 +369,7 @@ class Workplace:
 
 @attrs.frozen
 class Fault:
-    """What goes wrong in a trial.
+    """A fault that happens in a trial.
 
     Attributes:
         name: for people.

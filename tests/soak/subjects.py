@@ -235,7 +235,7 @@ class Call:
         return [row[ids.shape[1] :].tolist() for row in out.sequences]
 
     def left_behind(self) -> str | None:
-        """What a call that broke off left behind, or None."""
+        """Returns the remains of a call that broke off, or None."""
         decoder = self.decoder
         held = [decoder.target, *decoder.drafter.backends]
         if rows := [backend.lengths for backend in held if backend.lengths]:

@@ -1,4 +1,4 @@
-"""Drafters that read a target's features, driven beside it without the loop, and what their caches hold."""
+"""Drafters that read a target's features, driven with it but without the loop, and their caches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from draftwood import Drafter, Outcome, Request
 
 
 class Beside(Drafter):
-    """A drafter on a target of its own, which takes each call just before it, as in the loop."""
+    """A drafter with its own target, which takes each call just before it, as in the loop."""
 
     def __init__(self, target: Any, drafter: Any) -> None:
         self.target, self.drafter = target, drafter
@@ -71,7 +71,7 @@ def many_rounds(data: Any, drafter: Beside) -> list[list[int]]:
 
 
 def assert_pair_caches_alike(ours: Any, theirs: Any, texts: list[list[int]]) -> None:
-    """Of two `PairRows` that read these texts."""
+    """Assert that the caches of two `PairRows` that read these texts are equal."""
     assert ours._lengths.tolist() == theirs._lengths.tolist() == [len(text) for text in texts]
     torch.testing.assert_close(ours.waiting, theirs.waiting, atol=1e-9, rtol=0)
     for row, text in enumerate(texts):

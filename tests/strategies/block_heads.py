@@ -108,7 +108,7 @@ def normed(weight: Any, states: Any) -> Any:
 
 @torch.no_grad()
 def depth_logits(head: BlockHead, text: list[int], path: list[int], *, model: Any = None) -> Any:
-    """Logits `[vocab]` of the last node of `path` behind `text`; the forward is written out anew."""
+    """Returns logits `[vocab]` of the last node of `path` after `text`, by an independent forward."""
     made, model = head.config, model or MODEL
     nothing = torch.full((made.vocab_size,), -torch.inf, dtype=torch.float64)
     if not text or len(path) > made.depths:

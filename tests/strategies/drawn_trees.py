@@ -1,4 +1,4 @@
-"""Trees of policies over toy models, drawn or enumerated, and where their nodes stand."""
+"""Trees of policies over toy models, drawn or enumerated, and the places of their nodes."""
 
 from draftwood import (
     CounterRandomness,

@@ -22,7 +22,7 @@ WIDTH = 16
 
 
 def config(**changes: Any) -> Eagle3Config:
-    """Of a head for `target()`, with maps and all sizes different."""
+    """Returns the config of a head for `target()`, with maps and all sizes different."""
     known: dict[str, Any] = {
         "hidden_size": WIDTH,
         "target_hidden_size": WIDTH,
@@ -141,7 +141,7 @@ def normed(weight: Any, states: Any, eps: float) -> Any:
 
 @torch.no_grad()
 def path_logits(head: Eagle3Head, model: Any, text: list[int], path: list[int]) -> Any:
-    """Logits `[vocab]` behind `text` and `path`, whose first token is the root: pair after pair, no cache.
+    """Returns logits `[vocab]` after `text` and `path`, whose first token is the root, without a cache.
 
     Only the weights are the head's; every line of its forward is written out here again.
     """

@@ -47,7 +47,7 @@ class Kept:
         return tokens
 
     def behind(self, position):
-        """The last token that was added behind it while it was there, or None."""
+        """Returns the last token that was added after it while it was there, or None."""
         found = [p for p in self.alive if self.before[p] == position and p - position < self.capacity]
         return found[-1] if found else None
 

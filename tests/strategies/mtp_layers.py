@@ -136,7 +136,7 @@ class Kind:
         classes: transformers' module and the beginning of its classes, for the forward without a cache.
         outer: the names of the norms of embedding, state and output, and of the projection.
         layer: the beginnings of its blocks' names.
-        state_first: whether the state stands before the embedding.
+        state_first: whether the state comes before the embedding.
     """
 
     model_type: str
@@ -331,7 +331,7 @@ def describe(folder: Path, **changes: Any) -> None:
 
 
 class BesideLayer(Beside):
-    """`Beside` with an MTP layer."""
+    """The driver of drafter and target, with an MTP layer."""
 
     def __init__(self, target: Any, head: Any) -> None:
         super().__init__(target, Mtp(target, head))
@@ -391,7 +391,7 @@ class Plain:
 
     @torch.no_grad()
     def logits(self, text: list[int], path: list[int]) -> Any:
-        """Behind `text` and `path`, whose first token is the root: every pair is read again for each."""
+        """Returns logits after `text` and `path`, whose first token is the root; every pair is read again."""
         body = self.model.get_decoder() if hasattr(self.model, "get_decoder") else self.model.model
         states = body(torch.tensor([text])).last_hidden_state
         tokens = [*text[1:], *path]

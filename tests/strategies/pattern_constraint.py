@@ -27,7 +27,7 @@ def spellings():
 
 @attrs.frozen(eq=False)
 class PatternConstraint(Constraint):
-    """Texts that match all of `pattern`; a state is the text so far, True behind its end."""
+    """Texts that match all of `pattern`; a state is the text so far, True after its end."""
 
     pattern: str
     eos: int = 0

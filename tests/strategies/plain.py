@@ -79,7 +79,7 @@ class Try:
 
 
 class Left:
-    """What the tried children left of a target T, and of the node's allowance a."""
+    """The rest of a target T, and of the node's allowance a, after the tried children."""
 
     def __init__(self, target, allowance=1.0):
         self.target, self.allowance = target, allowance
@@ -136,7 +136,7 @@ class Traversal:
         return Outcome.of(self.tree, path, extra=extra, bonus=bonus)
 
     def visit(self, node, allowance):
-        """What is accepted from `node` down, and the extra token; None if nothing is."""
+        """Returns the accepted path from `node` down and the extra token; None if nothing is accepted."""
         children, left = self.tree.children(node), Left(self.targets[node].tolist(), allowance)
         for one in self.siblings(node, left) if children else ():
             chance = left.chance(one)

@@ -31,7 +31,7 @@ def chances(law):
 
 
 def received(sets, flows, n):
-    """What every token gets when the members of each set are tried in the order of `flows`."""
+    """Returns the flow of every token when the members of each set are tried in the order of `flows`."""
     place = {int(token): index for index, token in enumerate(flows.tokens)}
     got = np.zeros(n)
     for members, chance in sets.items():

@@ -1,4 +1,4 @@
-"""What every registered policy does with options, drafts and contexts that it cannot use in full."""
+"""Every registered policy with options, drafts and contexts that it cannot use in full."""
 
 import itertools
 from typing import Any

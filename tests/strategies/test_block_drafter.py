@@ -1,4 +1,4 @@
-"""Block drafters: their marginals are those of a forward from scratch, and their files say all they need."""
+"""Block drafters: their marginals equal a forward from scratch, and their files say all that they need."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def beside(p, token):
 
 @st.composite
 def arguments(draw):
-    """What `ClassWindow.open` takes, in float64."""
+    """Draws arguments of `ClassWindow.open`, in float64."""
     vocab = draw(st.integers(2, 5))
     p = draw(drafts(vocab))
     tried = draw(st.lists(st.integers(0, vocab - 1), max_size=vocab - 2, unique=True))
@@ -82,7 +82,7 @@ def normalised(law):
 
 
 def check(window, exact):
-    """The window's laws are those of its pairs."""
+    """The window's laws equal the laws of its pairs."""
     draft = window.draft.weights
     vocab = len(draft)
     f = [window.chance_of_class(token) for token in range(vocab)]

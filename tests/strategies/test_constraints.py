@@ -1,4 +1,4 @@
-"""Grammars of xgrammar and llguidance as constraints: every mask is that of its prefix alone."""
+"""Grammars of xgrammar and llguidance as constraints: every mask only depends on its prefix."""
 
 import json
 import sys

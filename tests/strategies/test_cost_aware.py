@@ -73,7 +73,7 @@ def test_a_tree_in_the_middle_where_its_price_rises_steeply():
 
 
 def test_large_batches_go_back_to_ordinary_decoding():
-    """What rows share falls with their number, what a node costs does not."""
+    """Each row's share of the fixed cost falls with their number, the cost of a node does not."""
     shares = {}
     for rows in (1, 16, 64):
         policy = CostAware(budgets=(0, 2, 8), target_time=(1.0, 0.1), draft_time=(0.05, 0.005), rows=rows)

@@ -65,7 +65,7 @@ def test_a_heap_that_goes_on_elsewhere_gets_the_right_distributions(seed, stop_b
 
 @attrs.frozen
 class Guess(TreePolicy):
-    """Goes on with token 1, and with token 2 beside it, whatever the draft says."""
+    """Goes on with the tokens 1 and 2, whatever the draft says."""
 
     laws = frozenset({Deterministic})
 

@@ -62,7 +62,7 @@ def outcome(accepted):
 
 
 def observed(policy, share, rounds, state=None):
-    """What is learnt after `state` in so many rounds in which `share` of the levels was accepted."""
+    """Returns the state after `rounds` rounds in which `share` of the levels was accepted."""
     certain = torch.tensor([0.0, 1.0, 0.0])
     state = state or policy.first_state()
     for _ in range(rounds):

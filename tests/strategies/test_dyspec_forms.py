@@ -88,7 +88,7 @@ def test_a_draft_that_sums_to_a_little_less_than_1_still_fills_its_first_slot(p)
 
 
 class ByWeights(Randomness):
-    """Draws by what it is given alone, so that the order of drawing does not matter."""
+    """Draws that only depend on the arguments, so that the order of drawing does not matter."""
 
     def choose(self, weights):
         height = float(weights.cumsum(0)[-1])
@@ -100,7 +100,7 @@ CHANCES = st.lists(st.floats(0.01, 0.3), min_size=1, max_size=3).map(tuple)
 
 
 def slot_values(tree, probs, acceptance):
-    """What the slot of every node but the root was worth, by the node's path."""
+    """Returns the value of the slot of every node but the root, by the node's path."""
     measured = list(conditional_acceptance(acceptance))
     texts, below, values = paths(tree), {0: 1.0}, {}
     for node, text in enumerate(texts):

@@ -111,7 +111,7 @@ def test_after_many_rounds_the_cache_is_that_of_a_fresh_prefill(data: Any) -> No
 
 
 def test_a_tree_of_more_nodes_than_there_was_room_for() -> None:
-    """Scratch slots move when they grow in the middle of a round, and so do the text's behind them."""
+    """Scratch slots move when they grow in the middle of a round, and so do the text's slots after them."""
     drafter = beside_llama()
     text = [3, 1, 4, 1, 5]
     drafter.prefill([torch.tensor(text)])
@@ -159,7 +159,7 @@ PAIRS = [
 def test_the_targets_law_comes_out_whatever_the_weights(
     policy: Any, verifier: Any, prompt: Any, proposed: int
 ) -> None:
-    """Also where the head proposes two of the three tokens alone."""
+    """Also where the head only proposes two of the three tokens."""
     head = random_head(config(vocab_size=3, draft_vocab_size=proposed), seed=proposed, scale=1.0)
     law = assert_lossless(policy, verifier, target=LAW, drafter=beside_toy(LAW, head), prompt=prompt)
     # The prompt's last token is the root, and before it must stand one that has features.

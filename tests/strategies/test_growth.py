@@ -1,4 +1,4 @@
-"""What growing a tree costs: in nodes beyond the vocabulary work, and in passes over the vocabulary."""
+"""Costs of growing a tree: per node without work on the vocabulary, and in passes over the vocabulary."""
 
 import functools
 

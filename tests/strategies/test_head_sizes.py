@@ -66,7 +66,7 @@ def numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def tried(folder: Path, load: Load) -> str:
-    """What becomes of reading a head with little memory and time, in a process of its own."""
+    """Returns the result of reading a head with little memory and time, in a separate process."""
     reads, writes = os.pipe()
     if not (child := os.fork()):
         import resource

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads and block drafters beside targets with recurrent layers."""
+"""EAGLE-3 heads and block drafters for targets with recurrent layers."""
 
 from __future__ import annotations
 

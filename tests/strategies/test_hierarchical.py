@@ -17,7 +17,7 @@ def hierarchical(tokens, target, draft):
         ratios.append(ratios[-1] * float(target[level, token] / draft[level, token]))
 
     def capped(length):
-        """Equation 16, of the prefix of this length and every token behind it."""
+        """Equation 16, for the prefix of this length and every token after it."""
         return ratios[length] / max(ratios[: length + 1]) * target[length] / draft[length]
 
     law, rejected = {}, 1.0

@@ -1,4 +1,4 @@
-"""Which layers a target leaves out when it drafts for itself: the search, and what is refused."""
+"""The search for layers that a target leaves out when it drafts for itself, and its refusals."""
 
 from typing import Any
 

@@ -61,7 +61,7 @@ def beside(name: str, folder: Path, *, target: str | None = None) -> BesideLayer
 
 @pytest.mark.parametrize("name", some_of(KINDS, (*USUAL, "qwen3.5")))
 def test_a_tree_is_its_paths_by_transformers_own_layers(name: str, folders: Any) -> None:
-    """Of DeepSeek-V3 and GLM-4.5 by its `MtpModel`, which reads the same files."""
+    """Checks DeepSeek-V3 and GLM-4.5 against `MtpModel` of transformers, which reads the same files."""
     drafter = beside(name, folders(name))
     plain = Plain(KINDS[name], folders(name), drafter.target.model)
     texts = [[3, 1, 4, 1, 5, 9, 2], [6, 5], [7]]
@@ -253,7 +253,7 @@ def test_the_targets_law_comes_out_whatever_the_weights(policy: Any, verifier: A
 
 
 class FirstWords(BesideLayer):
-    """Of its target's words it proposes those that `LAW` has."""
+    """Proposes the words of its target that `LAW` has."""
 
     vocab_size = property(lambda self: LAW.vocab_size)  # type: ignore[assignment]
 

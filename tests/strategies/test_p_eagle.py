@@ -70,7 +70,7 @@ def beside_llama(head: PEagleHead) -> Beside:
 
 @torch.no_grad()
 def depth_logits(head: PEagleHead, text: list[int], path: list[int]) -> Any:
-    """Logits `[vocab]` of the last node of `path` behind `text`; the forward is written out anew."""
+    """Returns logits `[vocab]` of the last node of `path` after `text`, by an independent forward."""
     made, parts = head.config.head, head.head
     logits = torch.full((made.vocab_size,), -torch.inf, dtype=torch.float64)
     if not text or len(path) > head.config.depths:

@@ -17,7 +17,7 @@ from tests.strategies.tables import grow, paths, table
 
 
 class ByNode:
-    """Randomness whose k-th draw under a node depends on the node's path and k alone."""
+    """Randomness whose k-th draw under a node only depends on the node's path and k."""
 
     def __init__(self, seed):
         self.seed = seed

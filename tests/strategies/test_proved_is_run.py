@@ -1,4 +1,4 @@
-"""What the proof harness enters of a strategy is what decoding enters: the same functions."""
+"""The proof harness calls the functions of a strategy that decoding calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tokens get whose siblings are judged as one set, beside its definition and optimum; the cost."""
+"""Flows of siblings that are judged as one set, compared with definition and optimum; their cost."""
 
 import time
 from typing import Any
@@ -71,7 +71,7 @@ def optimum(sets, target):
 
 
 def losses(kind, seeds=30):
-    """What the flows lose to the optimum of the law, over random nodes of eight tokens."""
+    """Returns the loss of the flows against the optimum of the law, over random nodes of eight tokens."""
     lost = []
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
@@ -94,7 +94,7 @@ def test_a_node_comes_near_to_the_cut_of_its_law(kind):
 
 @pytest.mark.parametrize("wrong", ["drawn order", "the served first"])
 def test_another_order_loses_much_more(wrong, monkeypatch):
-    """Any order is lossless, so that it is the right one shows in what is accepted alone."""
+    """Any order is lossless, so only the acceptance shows that it is the right one."""
     ranks = {"drawn order": lambda key: np.arange(len(key)), "the served first": lambda key: np.argsort(-key)}
     monkeypatch.setattr(race_flows, "_ranked", ranks[wrong])
     monkeypatch.setattr(race_flows.Tables, "served", never_apart)
@@ -160,7 +160,7 @@ def gap_to_the_cut(seed, spread, count):
 
 @pytest.mark.parametrize("surely", [6, 20, 30])
 def test_tokens_that_surely_came_leave_the_sums_in_range(surely):
-    """With 32 siblings, `surely` of them certain: their odds alone would multiply to 1e300 and more."""
+    """With 32 siblings, `surely` of them certain: the product of their odds would be 1e300 and more."""
     draft = np.full(300, 1e-9)
     draft[:surely] = (1 - (300 - surely) * 1e-9) / surely
     target = np.full(300, 1 / 300)

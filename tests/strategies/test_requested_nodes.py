@@ -1,4 +1,4 @@
-"""What a drafting model was asked for: the end of its context, and more nodes than there was room for."""
+"""Requests to a drafting model at the end of its context, and for more nodes than there was room for."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def index_of(documents, vocab_size=VOCAB, **options):
 
 
 def counted(documents, text, longest, shortest):
-    """What follows the longest suffix of `text` that stands anywhere before another token."""
+    """Returns the counts of tokens that follow the longest suffix of `text` that occurs with a next token."""
     counts = [0] * VOCAB
     for n in range(min(longest, len(text)), shortest - 1, -1):
         for document in documents:
@@ -115,7 +115,7 @@ def test_distributions_are_counts_round_after_round(documents, longest, shortest
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(1, 8))
 def test_examples_are_spread_evenly(tail, examples):
-    """Every token after 0 in a corpus where 0 stands only at the start of a document."""
+    """Every token after 0 in a corpus where 0 only occurs at the start of a document."""
     index = index_of([[0, 1 + token] for token in tail], 6)
     drafter = RetrievalDrafter(index, 6, shortest=1, examples=examples)
     drafter.prefill([torch.zeros(0, dtype=torch.int64)])
@@ -287,7 +287,7 @@ def test_every_check_of_a_drafter(check):
 
 
 class InDoublePrecision(RetrievalDrafter):
-    """What is proved is the law and not its rounding, which in float32 exceeds the proof's tolerance."""
+    """A drafter for proofs of the law without rounding, which in float32 exceeds the proof's tolerance."""
 
     def distributions(self, requests):
         return super().distributions(requests).double()

@@ -1,4 +1,4 @@
-"""Rows grown side by side: the trees that each row gets alone, by the same noise."""
+"""Rows that grow together get the same trees as one by one, with equal noise."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def rows_of(
 
 
 def one_tensor(targets: Sequence[Tensor]) -> Tensor:
-    """All rows in one tensor; what lies behind a row's nodes is not to be read."""
+    """All rows in one tensor; entries after a row's nodes must not be read."""
     return torch.nn.utils.rnn.pad_sequence(list(targets), batch_first=True, padding_value=torch.nan)
 
 
@@ -87,7 +87,7 @@ def test_rows_together_come_out_as_each_alone(
 
 @pytest.mark.parametrize("verifier", TOGETHER, ids=str)
 def test_children_that_the_target_wants(verifier: Verifier) -> None:
-    """Long paths, equal siblings, and a target without a token beside them."""
+    """Long paths, equal siblings, and a target without any other token."""
     tree = TreeBuilder(0)
     node = 0
     for _ in range(6):

@@ -1,4 +1,4 @@
-"""What the proof harness enters is what decoding enters, for every registered verifier.
+"""The proof harness calls the functions that decoding calls, for every registered verifier.
 
 On the host both run the same functions, which this test sees. Loops that are compiled for the CPU are called
 by those functions, so they are the same too. Kernels of a GPU are held against the host rule draw by draw

@@ -116,7 +116,7 @@ NODES, VOCAB = 768, 128_000
 
 @pytest.fixture(scope="module")
 def large():
-    """Draft rows that a few nodes share, and target rows of their own, 393 MB."""
+    """Draft rows that a few nodes share, and a target row for each node, 393 MB."""
     generator = torch.Generator().manual_seed(1)
     drafts = torch.randn(4, VOCAB, generator=generator).mul_(3).softmax(-1)
     targets = torch.empty(NODES, VOCAB)

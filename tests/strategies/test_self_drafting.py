@@ -94,7 +94,7 @@ def random_heads(count: int = 2, width: int = WIDTH, vocab: int = 3, seed: int =
 
 
 class Beside(Drafter):
-    """Medusa heads on a toy target of their own, which takes each call just before them, as in the loop."""
+    """Medusa heads with their own toy target, which takes each call just before them, as in the loop."""
 
     source = MedusaHeads.source
 

@@ -241,7 +241,7 @@ def of_a_hundred(tokens=None):
     ids=str,
 )
 def test_it_is_lossless_with_99_of_a_hundred_tokens(policy, verifier, rounds):
-    """Behind a text with the token that the draft lacks, and where the target may write it."""
+    """Texts with the token that the draft lacks, and texts where the target may write it."""
     drafter = of_a_hundred()
     assert drafter.tokens.overlap == 0.99
     assert [ORDER[part] for part in drafter.tokens.spellings[99]] == [0, 1]

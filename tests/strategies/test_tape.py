@@ -92,7 +92,7 @@ class Choices:
 
 @attrs.frozen
 class Compared:
-    """What a verifier and its reference did on one tape, and how near the nearest draw was to another one."""
+    """The results of a verifier and its reference on one tape, and the margin of the closest draw."""
 
     outcomes: tuple
     used: tuple

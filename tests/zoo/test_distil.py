@@ -1,4 +1,4 @@
-"""What the target writes, what the draft learns of it, and how that is measured, on tiny models."""
+"""The target's texts, the draft's training on them, and its measurement, on tiny models."""
 
 from __future__ import annotations
 

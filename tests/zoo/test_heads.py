@@ -135,7 +135,7 @@ def test_a_run_goes_on_to_the_very_same_head(tmp_path: Path) -> None:
 
 
 def test_agreement_counts_the_tokens_that_were_guessed(head: Eagle3Head) -> None:
-    """By hand at the first depth: the head's most likely token, where the target's own text stands."""
+    """By hand at the first depth: the head's most likely token, compared with the target's text."""
     some = rows(0.0, 3)
     some = attrs.evolve(some, tokens=some.tokens[:4])
     text = known_text(target(), some.tokens, TAPS)
@@ -272,7 +272,7 @@ def test_heads_are_saved_in_half_precision_and_loaded_for_a_target(head: Eagle3H
 
 
 class Runs:
-    """What a pickle could do."""
+    """A class that runs code when its pickle is read."""
 
     def __reduce__(self) -> Any:
         return (print, ("this must not be run",))

@@ -61,7 +61,7 @@ RECURRENT = {
 
 
 def token_by_token(model: Any, tokens: torch.Tensor, *, prompt: int) -> torch.Tensor:
-    """Logits of every token behind the prompt, each in a pass of its own."""
+    """Returns logits of every token after the prompt, each in a separate pass."""
     found, cache = [], None
     name = cache_name(model)
     with torch.inference_mode():

@@ -21,8 +21,8 @@ def backend_checks(
     """The tests of `StateBackendTests` on `backend`, which must hold no rows, the simplest ones first.
 
     Args:
-        backend: what is tested.
-        oracle: next-token logits `[vocab]` after a list of tokens; by default what `backend.model` says.
+        backend: the backend under test.
+        oracle: next-token logits `[vocab]` after a list of tokens; by default the logits of `backend.model`.
 
     Raises:
         InvalidInput: neither an oracle nor a model.

@@ -1,4 +1,4 @@
-"""How the checks of policies and verifiers run: over the chosen toy models, then over random ones."""
+"""Runs checks of policies and verifiers over the chosen toy models, then over random ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from draftwood.testing.models.toy import NextTokenModel, ToyModel
 
 
 def assert_declared(strategy: TreePolicy | Verifier, *flags: str) -> None:
-    """Its laws are classes of proposals, `flags` are true or false, and its source is in words."""
+    """Check that its laws are classes of proposals, `flags` are true or false, and its source is in words."""
     laws = strategy.laws
     assert isinstance(laws, frozenset), f"laws is {laws!r}; give a frozenset of proposal laws."
     assert laws, "laws is empty; name the proposal laws of the trees that it grows, or can judge."
@@ -57,7 +57,7 @@ def for_models(
 
 
 def served_models(verifier: Verifier, toys: Sequence[ProofModels]) -> list[ProofModels]:
-    """The toys, with one-hot targets for a verifier that serves temperature 0 alone."""
+    """Returns the toys, with one-hot targets for a verifier that only supports temperature 0."""
     return [chosen.at_zero for chosen in toys] if verifier.greedy else list(toys)
 
 
@@ -67,7 +67,8 @@ def check_settings(examples: int) -> settings:
         max_examples=max(examples, 1),
         deadline=None,
         database=None,
-        # Which values are beside the point costs a thousand more runs, and the message says what matters.
+        # Finding the values that do not matter costs a thousand more runs, and the message names those that
+        # do.
         phases=[Phase.generate, Phase.shrink],
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),

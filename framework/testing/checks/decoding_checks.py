@@ -1,4 +1,4 @@
-"""What decoding itself must do, whatever the strategies: sampling parameters, rounds, rows and streams.
+"""Checks of decoding with any strategies: sampling parameters, rounds, rows and streams.
 
 for name, check in decoding_checks():
     check()
@@ -97,7 +97,7 @@ def check_temperature() -> None:
 
 
 def check_filters() -> None:
-    """Top-k, top-p and min-p of the target decide at every node, whatever those of the draft leave."""
+    """The target's top-k, top-p and min-p decide at every node, whatever the draft's filters keep."""
     cases = (
         (SamplingParams(1.0, top_k=2), SamplingParams(1.0, top_k=1)),
         (SamplingParams(0.8, top_p=0.7), SamplingParams(1.3, min_p=0.2)),
@@ -135,7 +135,7 @@ def check_end_of_text() -> None:
 
 
 def check_rows() -> None:
-    """Rows that are written together have the law of rows that are written alone, and are independent."""
+    """Rows that are written together have the law of single rows, and are independent."""
     target, draft = _BINARY
     prompts = ((0, 1), (1,))
     for strategy, processors in ((_ONE, (_less_of_the_last,)), (_PAIR, ())):
@@ -147,7 +147,7 @@ def check_rows() -> None:
 
 
 def check_row_alone() -> None:
-    """Law D: a row's text depends on its own seed alone, not on the rows beside it."""
+    """Law D: a row's text depends only on its own seed, not on the other rows."""
     prompts, seeds = [[0, 1], [1], [2, 2, 1], [0]], [5, 9, 2**40, 5]
     for strategy in (_CHAIN, _ADAPTIVE):
         decoder = _decoder(strategy)
@@ -156,8 +156,8 @@ def check_row_alone() -> None:
             (alone,) = _written(decoder, [prompt], [seed])
             if together[row] != alone:
                 raise LawBroken(
-                    f"Row {row} of {len(prompts)} is {together[row]} with {_named(strategy)} and {alone} "
-                    f"alone with the same seed {seed}.",
+                    f"Row {row} of {len(prompts)} is {together[row]} with {_named(strategy)} but {alone} "
+                    f"by itself with the same seed {seed}.",
                     likely="rows share a stream, or a row's state is another row's.",
                 )
 

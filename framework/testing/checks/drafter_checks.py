@@ -1,4 +1,4 @@
-"""What every drafter must do with the state it keeps, as named checks."""
+"""Named checks of every drafter and of the state that it keeps."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def drafter_checks(
     """The checks of `drafter`, which must hold no rows, by name, the simplest ones first.
 
     Args:
-        drafter: what is tested.
-        oracle: next-token logits `[vocab]` after a list of tokens; by default what `drafter.model` says.
-            Without either, a node's logits are compared with those that the drafter gives for its path alone.
+        drafter: the drafter under test.
+        oracle: next-token logits `[vocab]` after a list of tokens; by default the logits of `drafter.model`.
+            Without either, a node's logits are compared with the drafter's own answer to a request for just
+            that path.
 
     A drafter that `remembers` is compared with a copy of itself from before the round.
     """
@@ -69,7 +70,7 @@ def check_shapes(drafter: Drafter, models: int) -> None:
 
 
 def check_tree(drafter: Drafter, oracle: LogitsAfter | None, models: int) -> None:
-    """A node's logits are those of its own path, whatever else was asked about and in how many calls."""
+    """A node's logits depend only on its path, not on other requested nodes or the number of calls."""
     for length in (6, 0):
         mirror = DrafterMirror(drafter)
         try:
@@ -84,7 +85,7 @@ def check_tree(drafter: Drafter, oracle: LogitsAfter | None, models: int) -> Non
 
 
 def check_commit(drafter: Drafter, oracle: LogitsAfter | None, models: int) -> None:
-    """After a commit the logits are those behind the longer text, for any accepted path."""
+    """After a commit the logits follow the longer text, for any accepted path."""
     for accepted in ([0], [0, 1], [0, 2, 3], [0, 2, 3, 9], [0, 9]):
         mirror = DrafterMirror(drafter)
         try:
@@ -101,7 +102,7 @@ def check_commit(drafter: Drafter, oracle: LogitsAfter | None, models: int) -> N
 
 
 def check_rows(drafter: Drafter, oracle: LogitsAfter | None, models: int) -> None:
-    """A row's logits do not depend on the rows beside it, also while rows join and are released."""
+    """A row's logits do not depend on the other rows, also while rows join and are released."""
     mirror = DrafterMirror(drafter)
     try:
         mirror.prefill([_text(drafter, length, length) for length in (6, 2, 9, 4, 7)])
@@ -131,16 +132,16 @@ def check_rows(drafter: Drafter, oracle: LogitsAfter | None, models: int) -> Non
 
 
 def check_many_rounds(drafter: Drafter, oracle: LogitsAfter | None, models: int) -> None:
-    """Round after round, to beyond 64 tokens, each row on a path of its own."""
+    """Logits are right in every round, to beyond 64 tokens, with a different path in every row."""
     mirror, rng = _rounds(drafter, seed=0), random.Random(1)
-    # One row in full, and of the others some: alone, every answer takes a prefill.
+    # All answers of one row and some of the others: comparing an answer can cost a prefill.
     compared = [answer for answer in mirror.answers if answer.row == 4 or rng.random() < 0.25]
     mirror.answers = compared if oracle is None else mirror.answers
     mirror.compare(oracle)
 
 
 def check_deterministic(drafter: Drafter, models: int) -> None:
-    """The same calls give the same logits, so that a seed gives one text."""
+    """Repeated calls give equal logits, so that a seed gives one text."""
     again = copy.deepcopy(drafter) if drafter.remembers else drafter
     with forbid_hidden_randomness(f"{type(drafter).__name__}, as the rounds go,"):
         first = _rounds(drafter, seed=1, rounds=3).answers

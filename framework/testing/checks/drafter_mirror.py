@@ -1,4 +1,4 @@
-"""A drafter beside lists of tokens: what it answers, to be compared with an oracle or with itself alone."""
+"""A drafter with a mirror of its token lists; answers are compared with an oracle or with single requests."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class Answer:
         row: number of its row.
         rounds: commits before it.
         texts: committed tokens of all rows.
-        nodes: what its row had asked for by the end of the call, the root first.
+        nodes: the nodes that its row had requested by the end of the call, the root first.
         node: number of the node among them.
         start: how many there were before the call.
         before: the last commit's; None in the first round.
         extra: the token after that commit's path; None in the first round.
-        beside: what all rows had asked for by the end of the call.
-        gone: texts of released rows, and what they had asked for.
+        beside: all requests of the rows up to the end of the call.
+        gone: texts of released rows, and their requests.
         logits: `[vocab]`, or `[drafters, vocab]`.
-        alone: of a drafter that remembers, the same by a copy from before the round; else None.
+        alone: for a drafter that remembers, the logits of a copy made before the round; else None.
     """
 
     row: int
@@ -76,14 +76,14 @@ class Answer:
         for other, theirs in enumerate(self.texts):
             if other == self.row:
                 continue
-            mistake = f"rows are exchanged: row {self.row} stands on the text of row {other}."
+            mistake = f"rows are exchanged: row {self.row} continues the text of row {other}."
             yield mistake, theirs + self.tokens
             if self.node < len(self.beside[other]):
                 path = path_to(self.beside[other], self.node)
                 mistake = f"rows are exchanged: row {self.row} has the answer of row {other}."
                 yield mistake, theirs + [self.beside[other][index][0] for index in path]
         for old, nodes in self.gone:
-            mistake = f"row {self.row} stands on the text of a row that was released."
+            mistake = f"row {self.row} continues the text of a row that was released."
             yield mistake, old + self.tokens
             both = nodes + self.nodes[self.start :]
             if all(parent < index for index, (_, parent) in enumerate(both)):
@@ -96,9 +96,9 @@ class DrafterMirror:
     """A drafter, without rows at first, and the tokens of its rows; every answer is kept.
 
     Attributes:
-        drafter: what is asked.
+        drafter: the drafter under test.
         texts: committed tokens of every row.
-        nodes: what every row has asked for in this round.
+        nodes: the requested nodes of every row in this round.
         answers: so far.
     """
 
@@ -200,7 +200,7 @@ class DrafterMirror:
         self._unchanged()
 
     def _asked_alone(self, row: int, path: Sequence[int]) -> Tensor | None:
-        """What a drafter that remembers said of a path if it were all that is asked in the round."""
+        """Returns a remembering drafter's logits for a path if nothing else were requested in the round."""
         drafter, rows = self._as_it_was, len(self.nodes)
         if drafter is None:
             return None
@@ -220,8 +220,9 @@ class DrafterMirror:
                 )
 
     def compare(self, oracle: LogitsAfter | None) -> None:
-        """Compare all answers with the oracle's, or else with the drafter's own where it is asked for the
-        node's path alone, one node a call; the drafter loses its rows.
+        """Compare all answers with the oracle, or with the drafter's own answers to single paths.
+
+        A single path is requested by itself, one node per call. The drafter loses its rows.
 
         Raises:
             LawBroken: the first that differs, with the likely mistake.
@@ -244,10 +245,10 @@ class DrafterMirror:
         if (off := difference(answer.logits, alone)) > TOLERANCE:
             raise LawBroken(
                 f"The logits of node {answer.node} of row {answer.row} of {len(answer.texts)}, after "
-                f"{answer.rounds} commits, are not those of the same path asked alone in this round: off by "
+                f"{answer.rounds} commits, change if nothing else is requested in this round: off by "
                 f"{off:.2e}.",
                 error=off,
-                likely="it remembers what is asked and not only what is committed; learn in commit() alone.",
+                likely="it remembers requests, not only what is committed; learn only in commit().",
             )
 
     def _broken(self, answer: Answer, expected: Tensor, off: float, oracle: LogitsAfter | None) -> LawBroken:
@@ -263,12 +264,12 @@ class DrafterMirror:
             text = answer.texts[answer.row]
             if not likely and difference(alone(drafter, text, answer.tokens), expected) > TOLERANCE:
                 if oracle:
-                    return "the same text and path are wrong alone too: look at what a single row answers."
-                return "something is remembered beyond release(), or chance is at work."
+                    return "the same text and path are also wrong in a single row: look at that row's answer."
+                return "something is remembered beyond release(), or answers are random."
             return likely
 
         text = ", ".join(logits_mistakes.shortened(answer.texts[answer.row]))
-        against = "the model's" if oracle else "those that it gives for the same path alone"
+        against = "the model's" if oracle else "its own answer to a request for only that path"
         return LawBroken(
             f"The logits of node {answer.node} of row {answer.row} of {len(answer.texts)}, after "
             f"{answer.rounds} commits, are not {against}: off by {off:.2e}.\n"
@@ -281,7 +282,7 @@ class DrafterMirror:
 
 
 def alone(drafter: Drafter, text: Sequence[int], path: Sequence[int]) -> Tensor:
-    """What a drafter without rows says behind `text` and a path, asked one node after another."""
+    """Returns the logits of a drafter without rows after `text` and a path, requested node by node."""
     drafter.prefill([torch.tensor(text, dtype=torch.int64)])
     try:
         for depth, token in enumerate(path):

@@ -1,4 +1,4 @@
-"""The features that a backend gives of committed tokens, beside those of one plain forward over each text."""
+"""Compares a backend's features of committed tokens with one plain forward over each text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_features(mirror: Mirror, oracle: FeaturesAfter | None, prompts: Sequen
             beside = FeatureMirror(mirror, oracle, layers, last)
             beside.rounds(prompts)
             raises_on_purpose(
-                "keep_features() of other layers beside rows", lambda: backend.keep_features([0, 0])
+                "keep_features() of other layers while there are rows", lambda: backend.keep_features([0, 0])
             )
             mirror.release(None)
     raises_on_purpose("take_features() after keep_features([])", backend.take_features)
@@ -66,7 +66,7 @@ def check_output_head(mirror: Mirror, prompt: list[int]) -> None:
             off = _off(logits[index], expected)
             if not off <= mirror.tolerance:
                 raise LawBroken(
-                    f"output_head() of the features behind {text[: index + 1]} is off by {off:.2e}.",
+                    f"output_head() of the features after {text[: index + 1]} is off by {off:.2e}.",
                     error=off,
                     likely="a scale or soft-cap of the logits, or the final norm, is left out or done twice.",
                 )
@@ -77,7 +77,7 @@ def check_output_head(mirror: Mirror, prompt: list[int]) -> None:
         f"input_embeddings() has the shape {embeddings.shape}."
     )
     assert torch.equal(embeddings[0], embeddings[1].flip(0)), (
-        "input_embeddings() depends on where a token stands."
+        "input_embeddings() depends on a token's position."
     )
 
 
@@ -96,7 +96,7 @@ def remembered(oracle: FeaturesAfter) -> FeaturesAfter:
 
 @contextmanager
 def keeping(backend: StateBackend, layers: Sequence[int], last: int | None = None) -> Iterator[None]:
-    """Inside it these features are kept, side by side twice where only the last are; behind it none."""
+    """Keep these features inside the context and none after it; with `last`, keep them twice over."""
     backend.keep_features(layers, last=last, through=twice if last else None)
     try:
         yield
@@ -112,7 +112,7 @@ def twice(states: Tensor) -> Tensor:
 
 @attrs.define
 class FeatureMirror:
-    """What should be known of the features of every row: how many of its tokens were taken."""
+    """The expected state of every row's features: the number of its tokens that were taken."""
 
     mirror: Mirror
     oracle: FeaturesAfter | None
@@ -173,7 +173,7 @@ class FeatureMirror:
 
     def _of_lengths(self, row: int, count: int, new: int) -> str:
         if count < new and not self.taken[row]:
-            return "the prompt's are left out; keep those of a prefill's passes too."
+            return "the prompt's features are left out; keep the features of a prefill's passes too."
         if count < new:
             return "some commits are left out, or rows that were released did not take theirs along."
         if self.last is not None:
@@ -208,14 +208,14 @@ class FeatureMirror:
         read = text[: len(text) - behind + 1]
         for other in permutations(self.layers):
             if _off(states, self._expected(read, other)[-1]) <= self.mirror.tolerance:
-                return f"the layers stand in the order {list(other)}, and {self.layers} was asked for."
+                return f"the layers are in the order {list(other)}, and {self.layers} was asked for."
         if behind > len(path):
             return ""
         before = text[: len(text) - len(path)]
         for node in range(len(nodes)):
             tokens = [nodes[index][0] for index in path_to(nodes, node)]
             if _off(states, self._expected(before + tokens)[-1]) <= self.mirror.tolerance:
-                return f"they are those of node {node}, and node {path[-behind]} was accepted."
+                return f"they belong to node {node}, and node {path[-behind]} was accepted."
         return ""
 
     def _expected(self, text: list[int], layers: Sequence[int] = ()) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a backend's logits depend on: the same calls are made again with another token somewhere."""
+"""Finds the tokens that a backend's logits depend on: calls are repeated with one token changed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class WrongNode:
         return difference(self._again(marks), self.logits) > self.tolerance / 10
 
     def _first(self, marks: list[Mark]) -> Mark | None:
-        """The first of these that matters alone; None where none of the first and last few does."""
+        """Returns the first mark that matters by itself; None where none of the first and last few does."""
         if not marks or not self._matters(marks):
             return None
         tried = marks if len(marks) <= 24 else [*marks[:12], *marks[-12:]]
@@ -106,9 +106,7 @@ class WrongNode:
             needed = difference(self.logits_after(altered), right) > self.tolerance
             if needed and not self._matters([(me.number, marks[index])]):
                 if index >= len(self.text):
-                    return (
-                        f"node {self.node} does not see node {path[index - len(self.text)]} of its own path."
-                    )
+                    return f"node {self.node} does not see node {path[index - len(self.text)]} on its path."
                 return f"token {index} of the {len(self.text)} committed ones is not seen."
         return ""
 
@@ -123,11 +121,12 @@ class WrongNode:
             return f"a plain chain of {len(tokens)} in all is wrong too: look at positions and limits."
         if self.node != len(path) - 1:
             return (
-                f"the same path alone is right: positions count nodes, not depths (node {self.node} has "
-                f"depth {len(path) - 1})."
+                "the path is right when it is the whole tree: positions count nodes, not depths (node "
+                f"{self.node} has depth {len(path) - 1})."
             )
         return (
-            "the same text and path alone are right: look at padding, positions and what earlier calls left."
+            "the path is right when nothing else is there: look at padding, positions and the remains of "
+            "earlier calls."
         )
 
 
@@ -138,7 +137,7 @@ def _sample_positions(count: int) -> list[int]:
 
 
 def explained(why: Callable[[], str]) -> str:
-    """What `why` says; nothing where the broken part fails while it is looked at."""
+    """Returns the text of `why`; an empty one where the broken part fails during the search."""
     try:
         return why()
     except Exception:  # it is broken, and may fail in any way

@@ -1,4 +1,4 @@
-"""A backend beside lists of tokens; every call is made on both and compared."""
+"""A backend and a mirror that keeps lists of tokens; every call is made on both and compared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Mirror:
     """A backend and the lists of tokens that it should stand for; every call is made on both and compared.
 
     Attributes:
-        backend: what is tested, without rows at first.
+        backend: the backend under test, without rows at first.
         logits_after: next-token logits `[vocab]` after a list of tokens.
         tolerance: largest absolute difference allowed in a logit.
         texts: committed tokens of every row.
@@ -43,7 +43,7 @@ class Mirror:
     _returned: tuple[Tensor, Tensor] | None = attrs.field(default=None, init=False, repr=False)
 
     def prefill(self, rows: Sequence[Sequence[int]]) -> None:
-        """Append rows, and compare the logits behind them where the backend gives those."""
+        """Append rows, and compare the logits after them where the backend gives these."""
         self.log.prefill(rows)
         texts = [torch.tensor(row, dtype=torch.int64) for row in rows]
         logits = None
@@ -118,7 +118,7 @@ class Mirror:
         self.commit([[] for _ in self.texts])
 
     def _after(self, call: str) -> None:
-        """What holds after every call."""
+        """Check the invariants that hold after every call."""
         if self._returned is not None:
             logits, unchanged = self._returned
             self._returned = None
@@ -136,10 +136,10 @@ class Mirror:
             self.worst = max(self.worst, off)
             if off > self.tolerance:
                 raise LawBroken(
-                    f"first_logits() of row {row} of {len(self.texts)}, behind {len(text)} tokens, is off by "
+                    f"first_logits() of row {row} of {len(self.texts)}, after {len(text)} tokens, is off by "
                     f"{off:.2e}.",
                     error=off,
-                    likely="they are those of another token or row, or of padding; take those behind the "
+                    likely="they belong to another token or row, or to padding; take the logits after the "
                     "last token of each row's own text.",
                 )
 
@@ -163,7 +163,7 @@ class Mirror:
 
 
 class WrongLogits(LawBroken):
-    """A node's logits are not those of its text and path."""
+    """An error: a node's logits do not match its text and path."""
 
     def __init__(
         self, mirror: Mirror, row: int, column: int, start: int, logits: Tensor, expected: Tensor, off: float
@@ -186,7 +186,7 @@ class WrongLogits(LawBroken):
         )
 
     def explained(self) -> LawBroken:
-        """The same with the mistake that it looks like; the backend loses its rows."""
+        """Returns the error with the mistake that explains it; the backend loses its rows."""
         return LawBroken(self.description, error=self.error, likely=explained(self._why))
 
     def _why(self) -> str:
@@ -220,22 +220,22 @@ class WrongLogits(LawBroken):
         for other, theirs in enumerate(mirror.texts):
             if other == row:
                 continue
-            yield f"rows are exchanged: row {row} stands on the text of row {other}.", theirs + tokens
+            yield f"rows are exchanged: row {row} continues the text of row {other}.", theirs + tokens
             if node < len(mirror.nodes[other]):
                 yield (
                     f"rows are exchanged: row {row} has the answer of row {other}.",
                     mirror.tokens(other, node),
                 )
         for gone in mirror.log.gone:
-            yield f"row {row} stands on the text of a row that was released.", gone + tokens
+            yield f"row {row} continues the text of a row that was released.", gone + tokens
 
 
 def _of_lengths(lengths: list[int], expected: list[int], call: str) -> str:
     """The mistake that wrong lengths look like."""
     if call == "release":
-        return "another row than the named one was released, or the rows behind it did not move up."
+        return "another row than the named one was released, or the rows after it did not move up."
     if call == "commit" and len(lengths) == len(expected):
         return "the commit kept more or fewer nodes than its path names."
     if call == "extend":
         return "nodes are counted before they are committed."
-    return "rows are appended behind the others, in the order of the call."
+    return "rows are appended after the others, in the order of the call."

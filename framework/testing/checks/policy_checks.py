@@ -1,4 +1,4 @@
-"""What every tree policy must do; each check takes the policy and how many random models to try."""
+"""Checks of every tree policy; each takes the policy and the number of random models to try."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def check_as_used(policy: TreePolicy, models: int) -> str:
 
 
 def check_rows_at_once(policy: TreePolicy, models: int) -> None:
-    """Rows whose trees grow side by side, as in decoding, get those that each gets alone."""
+    """Rows that grow together, as in decoding, get the same trees as one by one."""
     for toys in PROOF_MODELS[:2]:
 
         def draft(path: Sequence[int], toys: ProofModels = toys) -> Tensor:
@@ -118,7 +118,8 @@ def check_learnt(policy: TreePolicy, models: int) -> None:
                 assert_proposal_law(policy, drafter, prompt=PROMPT, state=learnt.state)
             except LawBroken as broken:
                 after = LawBroken(f"After {learnt.history} it knows {learnt.state}, and then: {broken}")
-                after.error, after.likely = broken.error, broken.likely  # its sentence stands there already
+                # The message has this sentence already.
+                after.error, after.likely = broken.error, broken.likely
                 raise after from broken
 
 
@@ -201,7 +202,7 @@ def check_budget(policy: TreePolicy, models: int) -> None:
 
 
 def check_branches(policy: TreePolicy, models: int) -> None:
-    """A policy that declares `branches = False` grows chains alone."""
+    """A policy that declares `branches = False` only grows chains."""
     if policy.branches:
         return
 
@@ -216,13 +217,13 @@ def check_branches(policy: TreePolicy, models: int) -> None:
 
 
 def check_nothing_to_propose(policy: TreePolicy, models: int) -> None:
-    """A drafter with nothing to propose leaves a tree that law P allows, at most of guesses of its own."""
+    """Without proposals from the drafter, a tree obeys law P and holds at most the policy's own guesses."""
     silent = ConstantModel(VOCAB, p=torch.zeros(VOCAB, dtype=torch.float64))
     assert_proposal_law(policy, toy_drafter(policy, silent, silent), prompt=PROMPT)
 
 
 def check_repeatable(policy: TreePolicy, models: int) -> None:
-    """The same seed gives the same tree, whatever was grown before."""
+    """Equal seeds give equal trees, whatever was grown before."""
 
     def grow(target: NextTokenModel, draft: NextTokenModel, other: NextTokenModel) -> None:
         seeds = [draft.seed, draft.seed + 1, draft.seed]
@@ -234,7 +235,7 @@ def check_repeatable(policy: TreePolicy, models: int) -> None:
 
 
 def check_interleaved(policy: TreePolicy, models: int) -> None:
-    """Rows whose trees are grown in turns get the trees that they get alone, and learn the same."""
+    """Rows whose trees are grown in turns get the same trees as one by one, and learn the same."""
 
     def grow(target: NextTokenModel, draft: NextTokenModel, other: NextTokenModel) -> None:
         assert_rows_isolated(policy, [draft, other], [PROMPT, (0, 1)])

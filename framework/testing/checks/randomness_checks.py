@@ -1,4 +1,4 @@
-"""What every source of chance must do; each check takes the source and a number that is not used."""
+"""Checks of every source of randomness; each takes the source and a number that is not used."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def check_choose(rng: Randomness, models: int) -> None:
 
 
 def check_without_replacement(rng: Randomness, models: int) -> None:
-    """`without_replacement(p, k)` draws one after another, each by what the earlier ones leave."""
+    """`without_replacement(p, k)` draws one after another, each from the weights that the earlier ones
+    leave."""
     rng = copy.deepcopy(rng)
     p = torch.tensor([0.5, 0.3, 0.2, 0.0], dtype=torch.float64)
     orders: dict[tuple[int, ...], float] = {}

@@ -24,9 +24,9 @@ class Check:
     """One check of one strategy; call it to run it.
 
     Attributes:
-        strategy: what is checked.
+        strategy: the strategy that is checked.
         name: of the check.
-        demand: what it asks, in a sentence.
+        demand: its demand, in a sentence.
         models: random toy models that it tries.
 
     Raises:
@@ -66,10 +66,10 @@ def checks_for(
     Args:
         strategy: an instance whose class is derived from one of the protocols. A policy should grow
             a small tree, since all of its outcomes are visited; a drafter or backend holds no rows.
-        models: random toy models, or sequences of calls, that a check tries beside the chosen ones.
-            Default: what `--draftwood-models` says, else 2; a backend gets 20 sequences at least.
-        oracle: what a backend or drafter is compared with, next-token logits `[vocab]` after a list of
-            tokens, computed without its help. Default: what its `model` says. A backend needs one of them.
+        models: number of random toy models, or sequences of calls, that a check tries besides the chosen
+            ones. Default: the value of `--draftwood-models`, else 2; a backend gets at least 20 sequences.
+        oracle: next-token logits `[vocab]` after a list of tokens, computed independently, with which a
+            backend or drafter is compared. Default: its `model`. A backend needs one of them.
 
     Raises:
         InvalidInput: `strategy` implements none of the protocols; a backend with neither oracle nor model;
@@ -116,8 +116,8 @@ def parametrize_with_checks(
     Args:
         strategies: as for `checks_for`.
         expected_failures: reasons by the name of a check, or by the case's id (`"MyVerifier-bad-input"`)
-            for one strategy alone. Such a case must fail with an `AssertionError`; when it passes, that
-            is a failure.
+            for one strategy only. Such a case must fail with an `AssertionError`; when it passes, that is a
+            failure.
         models: as for `checks_for`.
         oracle: as for `checks_for`, of every one of them.
 

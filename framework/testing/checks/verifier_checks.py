@@ -1,4 +1,4 @@
-"""What every verifier must do; each check takes the verifier and how many random models to try."""
+"""Checks of every verifier; each takes the verifier and the number of random models to try."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def verifier_checks(
 
 
 def check_declaration(verifier: Verifier, models: int) -> None:
-    """It declares the laws it serves, and what it promises about them."""
+    """It declares the laws that it accepts, and its promises about them."""
     assert_declared(verifier, "lossless", "adaptive", "branches", "greedy")
 
 
@@ -144,11 +144,11 @@ def check_adaptive(verifier: Verifier, law: type[Proposal], models: int) -> None
 
 
 def check_deep(verifier: Verifier, law: type[Proposal], models: int) -> None:
-    """The target's law comes out down to depth 4, in any numbering of the nodes, and with padding behind."""
+    """The target's law holds down to depth 4, with any numbering of the nodes and with padding."""
     deep = DEEP if verifier.branches else DEEP_CHAINS
     (toys,) = served_models(verifier, [narrow_models(5, (3, 2, 2, 2), drafters=2)])
     for shape in deep.values():
-        # Where the chain is too much beside a leaf, it is proved alone.
+        # Where chain and leaf together are too many outcomes, the chain is proved by itself.
         cases = [(deep_shape, toys) for deep_shape in (shape, *DEEP_CHAINS.values())]
         affordable(verifier, cases, law, depth_first=True, padding=2)
 
@@ -173,7 +173,7 @@ def check_wide(verifier: Verifier, law: type[Proposal], models: int) -> None:
 
 
 def _may_repeat(law: type[Proposal]) -> bool:
-    """Whether siblings drawn by `law` may hold one token."""
+    """Returns whether siblings drawn by `law` may hold one token."""
     p = torch.full((2, 3), 1 / 3, dtype=torch.float64)
     drawn = law.draw(p if law.several_drafters else p[0], count=2, rng=CounterRandomness.seeded(0))
     first = drawn.tokens[0]
@@ -183,7 +183,7 @@ def _may_repeat(law: type[Proposal]) -> bool:
 def check_siblings(verifier: Verifier, law: type[Proposal], models: int) -> None:
     """The target's law comes out where the draft has more tokens than the three that are drawn.
 
-    A verifier that looks at all siblings at once has a law of its own there. Where it draws a time, all times
+    A verifier that looks at all siblings at once has a different law there. Where it draws a time, all times
     of a grid are visited.
     """
     (toys,) = served_models(verifier, [narrow_models(7, (4,), vocab_size=4, target_support=2)])
@@ -263,7 +263,7 @@ def check_bad_input(verifier: Verifier, models: int) -> None:
 
 
 def check_repeatable(verifier: Verifier, models: int) -> None:
-    """The same tree, target and stream give the same outcome, and the input is left as it was."""
+    """Equal trees, targets and streams give equal outcomes, and the input is not changed."""
 
     @given(data=st.data(), seed=st.integers(0, 2**32))
     @check_settings(models)
@@ -288,14 +288,14 @@ def check_repeatable(verifier: Verifier, models: int) -> None:
 
 
 def check_together(verifier: Verifier, models: int) -> None:
-    """Rows judged together come out as each does alone, by as many draws of its own stream."""
+    """Judging rows together gives the same outcomes, and draws as many numbers, as one by one."""
     laws = laws_of(verifier)
     width = 3 if verifier.branches else 1
 
     @given(data=st.data(), seed=st.integers(0, 2**32))
     @check_settings(models)
     def both(data: st.DataObject, seed: int) -> None:
-        # Kernels judge float32 alone.
+        # Kernels only judge float32.
         dtype = data.draw(st.sampled_from([torch.float32, torch.float64]))
         grown = token_trees(VOCAB, max_nodes=4, max_children=width, laws=laws, dtype=dtype)
         trees = data.draw(st.lists(grown, min_size=1, max_size=4))
@@ -303,7 +303,7 @@ def check_together(verifier: Verifier, models: int) -> None:
             torch.stack([data.draw(targets(verifier.greedy)) for _ in range(len(tree))]).to(dtype)
             for tree in trees
         ]
-        # Several samples of one prompt: an equal row has draws of its own all the same.
+        # Several samples of one prompt: equal rows still have their own draws.
         trees, rows = [*trees, trees[0]], [*rows, rows[0].clone()]
         alone, together = _tapes(seed, len(trees)), _tapes(seed, len(trees))
         try:
@@ -316,11 +316,13 @@ def check_together(verifier: Verifier, models: int) -> None:
         )
         for row, (outcome, expected_outcome) in enumerate(zip(outcomes, expected, strict=True)):
             assert outcome == expected_outcome, (
-                f"{verifier} gives row {row} of {len(trees)} {outcome}, and judged alone {expected_outcome}."
+                f"{verifier} gives row {row} of {len(trees)} {outcome}, but {expected_outcome} if it is the "
+                "only row."
             )
             used, needed = together[row].used, alone[row].used
             assert used == needed, (
-                f"{verifier} makes {used} draws for row {row} of {len(trees)}, and judging it alone {needed}."
+                f"{verifier} makes {used} draws for row {row} of {len(trees)}, but {needed} if it is the "
+                "only row."
             )
 
     both()
@@ -371,13 +373,13 @@ def _tapes(seed: int, rows: int) -> list[TapeRandomness]:
 
 
 def shapes(verifier: Verifier, *names: str) -> list[Shape]:
-    """The shapes that `verifier` judges; those of `names` where there are any."""
+    """Returns the shapes that `verifier` judges; if any of these are in `names`, only those."""
     all_shapes = {**CHAINS, **BRANCHING} if verifier.branches else CHAINS
     return [shape for name, shape in all_shapes.items() if not names or name in names]
 
 
 def targets(one_hot: bool) -> st.SearchStrategy[Tensor]:
-    """Target rows `[VOCAB]`; one-hot ones for a verifier that serves temperature 0 alone."""
+    """Draws target rows `[VOCAB]`; one-hot rows for a verifier that only supports temperature 0."""
     if one_hot:
         return st.integers(0, VOCAB - 1).map(lambda token: torch.eye(VOCAB, dtype=torch.float64)[token])
     return distributions(VOCAB)

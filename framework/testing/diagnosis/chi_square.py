@@ -1,4 +1,4 @@
-"""Whether samples have a law: Pearson's chi-square test with the bias that it would detect."""
+"""Pearson's chi-square test of whether samples have a law, with the bias that it would detect."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def chi_square_test(
 
     The chi-square statistic of a law at total variation d from the expected one has noncentrality at least
     4 N d^2 (Cauchy and Schwarz), so that the noncentrality which the test detects gives d. Sequences that are
-    expected fewer than `FEWEST` times count as one: a bias among these alone is not seen. One that cannot
-    come and does has p-value 0.
+    expected fewer than `FEWEST` times count as one: a bias that only moves probability among these is not
+    seen. An impossible sequence that occurs has p-value 0.
 
     Needs scipy.
     """

@@ -15,7 +15,7 @@ T = TypeVar("T", bound=Hashable)
 Point = tuple[int, ...]
 
 GRID = 16
-"""Probes of every uniform, evenly spaced, beside the guesses and both ends."""
+"""Number of evenly spaced probes of every uniform, in addition to the guesses and both ends."""
 
 TRIALS = 100
 """Random points at which a splitting must foretell the result."""
@@ -49,18 +49,18 @@ def split_uniforms(
     float64, 24 in float32. Every piece is exact to the last of them: weights have no error but the
     rounding of their product.
 
-    The results must be constant on boxes whose sides are those of one uniform after the other: where the
-    second one breaks may depend on the piece in which the first lies. So does every sampler that compares
-    its uniforms with numbers. For one uniform after the other `run` is called at both ends, at evenly
-    spaced points and between all neighbouring `guesses`, each with four settings of the later uniforms (all
-    lowest, all highest, two at random); where neighbours differ, the break is bisected. The splitting must
-    then foretell the result at `TRIALS` further points, half of them random and half at the break points,
-    and is refined by those that it misses.
+    The results must be constant on boxes that split one uniform after the other: where the second one breaks
+    may depend on the piece in which the first lies. So does every sampler that compares its uniforms with
+    numbers. For one uniform after the other `run` is called at both ends, at evenly spaced points and between
+    all neighbouring `guesses`, each with four settings of the later uniforms (all lowest, all highest, two at
+    random); where neighbours differ, the break is bisected. The splitting must then foretell the result at
+    `TRIALS` further points, half of them random and half at the break points, and is refined by those that it
+    misses.
 
-    What can be missed: a piece narrower than 1 / `GRID` whose ends are no guesses, or a break that shows
-    under rare settings of the later uniforms alone. The random points bound what is missed: `TRIALS` / 2 of
-    them stay silent about a share of 9 % of all outcomes with probability 1 %. A proof of many drafts has as
-    many times the points, and a bound on the mean of their shares as many times lower.
+    What can be missed: a piece narrower than 1 / `GRID` whose ends are no guesses, or a break that only shows
+    under rare settings of the later uniforms. The random points bound what is missed: `TRIALS` / 2 of them
+    stay silent about a share of 9 % of all outcomes with probability 1 %. A proof of many drafts has as many
+    times the points, and a bound on the mean of their shares as many times lower.
 
     Args:
         run: takes the uniforms and gives a result that can be compared and hashed; no other chance.
@@ -70,7 +70,7 @@ def split_uniforms(
         seed: of the random points.
 
     Raises:
-        CannotEnumerate: the results are not constant on such boxes, or `run` has chance of its own.
+        CannotEnumerate: the results are not constant on such boxes, or `run` draws other random numbers.
     """
     splitting = _Splitting(run, count, bits, _grid_points(guesses, bits))
     generator = torch.Generator().manual_seed(seed)
@@ -89,7 +89,7 @@ def split_uniforms(
 
 
 def _grid_points(guesses: Iterable[float], bits: int) -> list[int]:
-    """The uniforms nearest to the guesses inside of (0, 1); those that rounding alone sets apart are one."""
+    """Returns the uniforms nearest to the guesses inside (0, 1); points that differ by rounding are one."""
     points: list[int] = []
     for point in sorted(round(guess * 2**bits) for guess in guesses if 0 < guess < 1):
         if not points or point - points[-1] > _near(bits):
@@ -98,7 +98,7 @@ def _grid_points(guesses: Iterable[float], bits: int) -> list[int]:
 
 
 def _near(bits: int) -> int:
-    """How far rounding may move a break point from its guess, in steps of a uniform."""
+    """Returns the largest distance of a break point from its guess by rounding, in steps of a uniform."""
     return 1 << bits // 8
 
 
@@ -123,7 +123,7 @@ class _Branch(Generic[T]):
                 yield weight, below
 
     def breaks(self, depth: int = 0) -> Iterator[tuple[int, int]]:
-        """For all uniforms: its number and an end of a piece."""
+        """Yields the number of a uniform and an end of a piece, for all pieces."""
         for end, below in zip(self.ends, self.below, strict=True):
             yield depth, end
             if isinstance(below, _Branch):
@@ -176,7 +176,7 @@ class _Splitting(Generic[T]):
                 )
 
     def split(self, before: Point) -> _Branch[T]:
-        """The pieces of the uniform behind `before`, each with those of the uniforms behind it."""
+        """Returns the pieces of the uniform after `before`, each with the pieces of all later uniforms."""
         left = self.count - len(before) - 1
         ends = self._ends(before, left)
         middles = [(start + end) // 2 for start, end in zip([0, *ends], ends, strict=False)]

@@ -1,4 +1,4 @@
-"""What a check raises: that a law is broken, by how much, and which mistake that looks like."""
+"""The error that a check raises: the broken law, the size of the error, and the likely mistake."""
 
 from __future__ import annotations
 

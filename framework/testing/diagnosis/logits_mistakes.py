@@ -1,4 +1,4 @@
-"""Which mistake wrong logits look like."""
+"""Finds the known mistake that explains wrong logits."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def _of_numbers(logits: Tensor, expected: Tensor, tolerance: float) -> str:
 def alternatives(
     text: Sequence[int], nodes: Sequence[Node], node: int, *, start: int = 0
 ) -> Iterable[tuple[str, list[int]]]:
-    """What a node of one row may stand for by mistake: the mistake, and the tokens that it puts before it.
+    """Yields mistakes about one node of a row, each with the tokens that it would make the node follow.
 
     Args:
         text: committed tokens.
-        nodes: of the tree, the asked one among them.
-        node: region index of the one whose logits are wrong.
-        start: nodes that came in earlier calls.
+        nodes: nodes of the tree, including the one in question.
+        node: region index of the node whose logits are wrong.
+        start: number of nodes from earlier calls.
     """
     path = path_to(nodes, node)
     before = list(text)
@@ -93,7 +93,7 @@ def alternatives(
         )
     if len(path) > 1:
         yield (
-            f"node {node} is scored right behind the text: its ancestors are forgotten.",
+            f"node {node} is scored directly after the text: its ancestors are forgotten.",
             before + tokens[-1:],
         )
     if counted is not None and counted != path:
@@ -125,13 +125,13 @@ def alternatives(
 def after_another_commit(
     text: Sequence[int], nodes: Sequence[Node], accepted: Sequence[int], tokens: Sequence[int]
 ) -> Iterable[tuple[str, list[int]]]:
-    """The same for a mistake in the last commit.
+    """Yields mistakes in the last commit, each with the tokens that it would make the node follow.
 
     Args:
-        text: committed tokens before it.
-        nodes: uncommitted ones before it.
-        accepted: the path that it should have kept.
-        tokens: on the path of the node whose logits are wrong, in the tree that came after.
+        text: tokens committed before that commit.
+        nodes: nodes that were uncommitted before it.
+        accepted: the path that the commit should have kept.
+        tokens: tokens on the path of the node whose logits are wrong, in the next tree.
     """
 
     def stands(*indices: int) -> list[int]:
@@ -168,7 +168,7 @@ def path_to(nodes: Sequence[Node], node: int) -> list[int]:
 
 
 def relation(nodes: Sequence[Node], node: int, other: int) -> str:
-    """What `other` is to `node`, which it is no ancestor of."""
+    """Returns the relation of `other`, which is not an ancestor, to `node`."""
     if nodes[other][1] == nodes[node][1]:
         return "its sibling"
     if any(nodes[other][1] == nodes[index][1] for index in path_to(nodes, node)):

@@ -1,4 +1,4 @@
-"""Which mistake a wrong law looks like."""
+"""Finds the known mistake that explains a policy's wrong law."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a proof may be off by in the arithmetic that it runs in."""
+"""Tolerances of a proof for rounding, by the arithmetic that it runs in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which lines of a strategy's own code did not run while it was checked."""
+"""Finds the lines of a strategy's own code that did not run while it was checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ METHODS = ("grow", "observe", "first_state", "verify", "verify_rows")
 
 
 class LineWatch:
-    """Notes the lines of the methods of `kind` that run inside it; those of its helpers in the class too.
+    """Records the lines that run inside it, of the methods of `kind` and of their helpers in the class.
 
     Lines that only raise are left out. Where something else traces already, such as a debugger, nothing is
     noted and `unrun` is empty.

@@ -1,4 +1,4 @@
-"""Which usual mistake makes a verifier emit what it emits: each is made on the same trees and compared."""
+"""Finds the usual mistake that explains a verifier's law: each is made on the same trees and compared."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MISTAKES: Mapping[str, str] = {
     "draft ignored": "a child is accepted with the target's probability whatever the draft's is; divide by "
     "the draft's.",
     "reverse": "siblings are judged in another order than they were drawn in.",
-    "bonus of the parent": "the token behind a leaf is drawn from the row of the leaf's parent.",
+    "bonus of the parent": "the token after a leaf is drawn from the row of the leaf's parent.",
 }
 
 

@@ -42,8 +42,8 @@ def arrival_grid(rates: tuple[float, ...], step: float = STEP) -> tuple[list[flo
 def arrival_density(times: NDArray[np.float64], rates: Sequence[float]) -> NDArray[np.float64]:
     """The density of a sum of independent exponential times with these rates, at `times` `[n]`.
 
-    It is an entry of the exponential of a matrix, worked out from positive numbers alone: the textbook's
-    sum over rates cancels where two of them are near to each other.
+    It is an entry of the exponential of a matrix, computed from positive numbers only: the textbook's sum
+    over rates cancels where two rates are close to each other.
     """
     waits = np.array(rates)
     fastest = waits.max()

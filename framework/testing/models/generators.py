@@ -22,8 +22,8 @@ from draftwood.trees.tree import TokenTree, TreeBuilder
 
 SEEDS = st.integers(0, 2**32 - 1)
 
-# Zeros make sparse and one-hot distributions, equal ones ties, and the others what rounds away:
-# next to 1 they are nearly one-hot, and alone they are denormal.
+# Zeros make sparse and one-hot distributions, and equal weights make ties. The others test rounding: together
+# with 1 they are nearly one-hot, and without it they are denormal.
 _WEIGHTS = st.one_of(
     st.sampled_from([0.0, 1.0, 1.0, 2.0]),
     st.floats(0, 1),
@@ -71,7 +71,7 @@ def token_trees(
 ) -> TokenTree:
     """Trees of up to `max_nodes` drafted nodes in any shape, whose children may come from their proposals.
 
-    `laws` are those of the proposals (None: all registered ones), `dtype` their dtype.
+    `laws` are the laws of the proposals (None: all registered laws), `dtype` their dtype.
     """
     tree = TreeBuilder(draw(st.integers(0, vocab_size - 1)))
     node = 0
@@ -97,7 +97,7 @@ def _children(
     drawn = law.draw(
         torch.stack(ps) if law.several_drafters else ps[0], count=count, rng=CounterRandomness.seeded(0)
     )
-    # Any tokens that the law may draw, not those of this seed.
+    # Any tokens that the law may draw, not only the tokens of this seed.
     proposal, tokens = drawn.proposal, []
     for k in range(len(drawn.tokens)):
         support = proposal.conditional(k, tokens).nonzero().flatten().tolist()

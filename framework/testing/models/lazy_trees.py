@@ -48,7 +48,7 @@ class LazyTree:
     """Stands for a `TokenTree` that draws its tokens from `rng` as they are seen.
 
     Attributes:
-        open: what may be drawn.
+        open: the tokens that may be drawn.
         rng: the enumerator, since every other chance would draw one tree.
         seen: tokens so far, by node.
     """
@@ -64,7 +64,7 @@ class LazyTree:
         return len(self.open.shape)
 
     def __getattr__(self, name: str) -> Any:
-        # What depends on the shape alone; the rest needs all tokens.
+        # These attributes depend only on the shape; the rest needs all tokens.
         shapely = ("size", "parents", "depths", "depth", "leaves", "ancestor_mask", "note")
         return getattr(self.open.shape if name in shapely else self.drawn(), name)
 

@@ -1,4 +1,4 @@
-"""What a backend or drafter is compared with: next-token logits that it had no part in computing."""
+"""Oracles: next-token logits, computed independently, with which a backend or drafter is compared."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ class PlainForward:
 
 @attrs.define(eq=False)
 class PlainFeatures:
-    """What the decoder layers of a module read in its plain forward over a text, and what its body gives.
+    """Features of a module's plain forward over a text: inputs of its decoder layers, and its body's output.
 
     Attributes:
         module: has one outermost `ModuleList` of `count` decoder layers.
-        count: how many they are.
+        count: number of decoder layers.
     """
 
     module: torch.nn.Module
@@ -125,7 +125,7 @@ def prompt_of(tokens: list[int]) -> int:
 
 
 def _decoded(module: torch.nn.Module, tokens: list[int], prompt: int) -> Any:
-    """What a module gives for the last token of one text, of which it reads the first `prompt` at once."""
+    """Returns a module's output for the last token of one text, whose first `prompt` tokens are one call."""
     output = _plain(module, tokens[:prompt], cached=prompt < len(tokens))
     for place in range(prompt, len(tokens)):
         cache = next(output[name] for name in _CACHES if output.get(name) is not None)
@@ -142,7 +142,7 @@ def _clamps(module: torch.nn.Module) -> bool:
 def _plain(
     module: torch.nn.Module, tokens: list[int], *, cached: bool = False, after: int = 0, cache: Any = None
 ) -> Any:
-    """What a module's plain forward gives for one text, or for what follows the `after` tokens in `cache`."""
+    """Returns a module's plain output for one text, or for its tokens after the `after` tokens in `cache`."""
     first = next(module.parameters(), None)
     embedding = getattr(module, "get_input_embeddings", lambda: None)()
     weight = getattr(embedding, "weight", first)
@@ -160,9 +160,9 @@ def _plain(
 
 
 def oracle_of(part: object) -> LogitsAfter | None:
-    """What the `model` of a backend or drafter says, or None where it names none.
+    """Returns the oracle of a backend's or drafter's `model`, or None where it has no `model`.
 
-    A torch module answers by its plain forward, anything else by its method `logits`, which takes the text.
+    For a torch module this is its plain forward, for anything else its method `logits`, which takes the text.
     """
     model = getattr(part, "model", None)
     if isinstance(model, torch.nn.Module):
@@ -172,9 +172,9 @@ def oracle_of(part: object) -> LogitsAfter | None:
 
 
 def features_oracle_of(backend: StateBackend) -> FeaturesAfter | None:
-    """What the `model` of a backend says of features, or None where it names none.
+    """Returns the feature oracle of a backend's `model`, or None where it has no `model`.
 
-    Whatever has a method `features` answers by that, another torch module by its plain forward.
+    This is the model's method `features` where it has one, else the plain forward of a torch module.
     """
     features = getattr(backend.model, "features", None)
     if callable(features):

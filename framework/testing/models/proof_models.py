@@ -65,11 +65,11 @@ class ProofModels:
 
     @property
     def at_zero(self) -> ProofModels:
-        """The same with the target at temperature 0."""
+        """Returns the models with the target at temperature 0."""
         return ProofModels(OneHotModel(self.target.vocab_size, model=self.target), self.drafts)
 
     def of(self, dtype: torch.dtype) -> ProofModels:
-        """The same models with logits of `dtype`."""
+        """Returns the models with logits of `dtype`."""
         return ProofModels(_of(self.target, dtype), tuple(_of(draft, dtype) for draft in self.drafts))
 
 
@@ -140,7 +140,7 @@ def narrow_models(
 
 
 def bigram_models(seed: int) -> ProofModels:
-    """Models over two tokens whose drafts look at the last one alone, so that many nodes have one law."""
+    """Returns models over two tokens whose drafts only read the last one, so that many nodes share a law."""
     drafts = tuple(ToyModel(2, seed=10 * seed + 1 + which, sharpness=1.0, order=1) for which in range(2))
     return ProofModels(ToyModel(2, seed=10 * seed), drafts)
 
@@ -148,7 +148,7 @@ def bigram_models(seed: int) -> ProofModels:
 @final
 @attrs.frozen(eq=False)
 class FewTokensModel(NextTokenModel):
-    """A model over many tokens that leaves three of them open at the root, and one behind it.
+    """A model over many tokens that allows three of them at the root, and one after it.
 
     Attributes:
         chances: of the tokens at the root.

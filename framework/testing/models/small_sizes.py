@@ -1,4 +1,4 @@
-"""Options that keep a proof small, by name: a policy gets those of them that it has."""
+"""Options that keep a proof small, by name; a policy gets the options that it has."""
 
 from __future__ import annotations
 

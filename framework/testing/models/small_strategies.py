@@ -48,7 +48,7 @@ def switch_values(option: Parameter) -> tuple[bool, bool] | tuple[float, float] 
 
 
 def fits(policy: TreePolicy, verifier: Verifier) -> bool:
-    """Whether `verifier` judges the trees of `policy`."""
+    """Returns whether `verifier` judges the trees of `policy`."""
     try:
         check_strategy_fits(policy, verifier)
     except IncompatibleStrategy:
@@ -66,7 +66,7 @@ def fitting_pairs() -> list[tuple[TreePolicy, Verifier]]:
 
 
 def toy_drafter(policy: TreePolicy, *models: NextTokenModel) -> Drafter:
-    """A drafter for `policy`: all `models` where each child has a drafter of its own, else the first."""
+    """Returns a drafter for `policy`: all `models` where each child has its own drafter, else the first."""
     drafters = [registry.create("drafters", "model", {"backend": ToyBackend(model)}) for model in models]
     if needs_several_drafters(policy) and len(drafters) > 1:
         return registry.create("drafters", "several", {"members": drafters})  # type: ignore[no-any-return]
@@ -85,5 +85,5 @@ def _built(kind: str, sizes: Mapping[str, Sequence[Any]]) -> Iterator[NamedStrat
             options = dict(zip(values, chosen, strict=True))
             try:
                 yield NamedStrategy(name, options, registry.create(kind, name, options))
-            except Exception:  # these values do not go together here, or it needs an option of its own
+            except Exception:  # these values do not fit together, or it needs another option
                 continue

@@ -17,11 +17,11 @@ from draftwood.protocols import StateBackend
 
 @attrs.frozen(eq=False)
 class NextTokenModel(ABC):
-    """A next-token distribution for every text: what a proof needs of a model.
+    """A model for proofs: a next-token distribution for every text.
 
     Attributes:
         vocab_size: number of tokens.
-        seed: of a model that is made at random; checks seed their own draws by it too.
+        seed: the seed of a random model; checks seed their own draws with it too.
         dtype: of its logits. A proof in float32 or bfloat16 runs the arithmetic of production, from logits
             that are rounded as a model rounds them.
     """
@@ -98,7 +98,7 @@ class ToyModel(NextTokenModel):
 @final
 @attrs.frozen(eq=False)
 class ConstantModel(NextTokenModel):
-    """The same probabilities `p` `[vocab_size]` in every context."""
+    """A model with equal probabilities `p` `[vocab_size]` in every context."""
 
     p: Tensor = attrs.field(kw_only=True)
 
@@ -108,7 +108,7 @@ class ConstantModel(NextTokenModel):
 
 @attrs.define(eq=False)
 class ToyBackend(StateBackend):
-    """A toy model behind the backend protocol; the state is the list of tokens itself."""
+    """A backend over a toy model; its state is the list of tokens."""
 
     model: NextTokenModel
     max_length: int | None = None

@@ -1,4 +1,4 @@
-"""Trees of a fixed shape in every law: what a verifier is proved on, with no policy of anybody's."""
+"""Trees of a fixed shape in every law, on which a verifier is proved without any policy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BRANCHING: dict[str, Shape] = {
 
 
 DEEP: dict[str, Shape] = {
-    "chain of 4 beside a leaf": ((((((),),),), ())),
+    "chain of 4 and a leaf": ((((((),),),), ())),
     "a chain of 2 below each of two": ((((),),), (((),),)),
     "a pair below each of two": (((), ()), ((), ())),
 }
@@ -44,7 +44,7 @@ DEEP: dict[str, Shape] = {
 class ShapedPolicy(TreePolicy):
     """Grows `shape`, with children drawn by `law`; fewer where the law runs out of tokens.
 
-    With `adaptive`, siblings behind one that holds an odd token are left out.
+    With `adaptive`, siblings after one with an odd token are left out.
     """
 
     shape: Shape
@@ -84,8 +84,8 @@ class ShapeTrees(TreeLaw):
         drafts: models that propose; laws of several drafters draw from all, others from the first.
         prompt: the text before; its last token is the root.
         temperature: of the draft.
-        depth_first: whether nodes are numbered branch by branch, so that siblings lie apart.
-        padding: entries behind the last node, which mean nothing.
+        depth_first: whether nodes are numbered branch by branch, so that siblings are not consecutive.
+        padding: number of meaningless entries after the last node.
     """
 
     form: Shape

@@ -1,1 +1,1 @@
-"""Exact enumeration, and the proofs that stand on it."""
+"""Exact enumeration, and the proofs that use it."""

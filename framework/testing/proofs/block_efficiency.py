@@ -111,8 +111,8 @@ def optimal_tokens(
     In every tree one unit of flow runs from the root down its prefixes, the children's flow summing to at
     most their parent's. M(s), the expected flow through prefix s over all trees, obeys
     M(sy) <= T(y|s) M(s): what is left is emitted as the extra token y at s. The optimum is 1 plus the
-    largest sum of M. A verifier routes that flow knowing the drawn tree alone; the
-    optimum knows every tree that might have been drawn, so it is a bound that may lie out of reach.
+    largest sum of M. A verifier routes that flow knowing only the drawn tree; the optimum knows every tree
+    that might have been drawn, so it is a bound that may not be reached.
 
     Needs scipy.
     """

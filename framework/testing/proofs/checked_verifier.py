@@ -1,4 +1,4 @@
-"""A verifier whose outcomes are checked: what it may never do is reported with the tree on which it did."""
+"""A verifier whose outcomes are checked: a forbidden act is reported with its tree."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ PARTS = 4
 
 @attrs.define(eq=False)
 class CheckedVerifier(Verifier):
-    """Passes every call on to `verifier`, and remembers the first fault in what comes back.
+    """Passes every call on to `verifier`, and remembers the first fault of its outcomes.
 
     Attributes:
-        verifier: what is watched.
-        fault: what was wrong with an outcome, whatever its weight, with the tree; empty at first.
+        verifier: the verifier that is watched.
+        fault: the fault of an outcome, whatever its weight, with the tree; empty at first.
         refusal: errors by which the verifier may refuse its input; they are passed on.
 
     Any other exception, or a run that does not end, is an `AssertionError` with the tree at once.
@@ -80,7 +80,7 @@ class CheckedVerifier(Verifier):
 
 
 def malformed(outcome: object, tree: TokenTree, target_probs: Tensor) -> str:
-    """What is wrong with an outcome, as the end of a sentence; empty when nothing is."""
+    """Returns the fault of an outcome, as the end of a sentence; empty if it has none."""
     if not isinstance(outcome, Outcome):
         return f"returns {type(outcome).__name__} instead of an Outcome"
     path, parents = outcome.path, tree.parents.tolist()
@@ -109,7 +109,7 @@ def malformed(outcome: object, tree: TokenTree, target_probs: Tensor) -> str:
 def time_limit(seconds: float) -> Iterator[None]:
     """Raise `TimeoutError` in the block after `seconds`; only where the main thread has an alarm clock.
 
-    It rings in `PARTS`, of which a process that stands still, on a machine that is suspended, hears one.
+    It rings in `PARTS`; a process that was paused, on a suspended machine, hears only one of them.
     """
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield

@@ -64,7 +64,7 @@ def assert_decoded_laws(policy: TreePolicy, verifier: Verifier, *, seed: int = 0
 
 @attrs.define
 class _Ranks:
-    """How often ranks fell into each of the bins, by group."""
+    """Counts of ranks in each of the bins, by group."""
 
     chance: random.Random
     counts: dict[str, list[int]] = attrs.field(factory=dict)
@@ -123,7 +123,7 @@ def _run(
 
 
 class _Watched(Verifier):
-    """Judges as `verifier` does, and notes the ranks of what it saw."""
+    """Judges as `verifier` does, and records the ranks of the tokens that it saw."""
 
     def __init__(self, policy: TreePolicy, verifier: Verifier, tokens: int, chance: random.Random) -> None:
         self.policy, self.verifier, self.tokens = policy, verifier, tokens

@@ -1,4 +1,4 @@
-"""The exact law of what a decoder writes: every random outcome of a call of `generate`."""
+"""The exact law of a decoder's text: every random outcome of a call of `generate`."""
 
 from __future__ import annotations
 

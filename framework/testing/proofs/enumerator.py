@@ -49,7 +49,7 @@ class Enumerator(Randomness):
 
     @property
     def taken(self) -> list[tuple[int, int]]:
-        """For every choice so far, the outcome that was taken and how many there were."""
+        """The outcome of every choice so far, and the number of its outcomes."""
         return list(self._choices)
 
     def _count(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether the trees that rows grow side by side are those that each grows alone."""
+"""Checks that rows that grow together get the same trees as rows that grow one by one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from draftwood.trees.request import RequestLog, Requests
 from draftwood.trees.tree import TokenTree
 
 Draft = Callable[[Sequence[int]], Tensor]
-"""The draft distribution, or those of several drafters, after a path that begins with the root's token."""
+"""Function from a path that begins with the root's token to the draft distribution, or one per drafter."""
 
 
 def grown(
@@ -78,22 +78,23 @@ def _answered(
 
 
 def difference(alone: TokenTree, together: TokenTree) -> str | None:
-    """What differs between two trees, as the end of a sentence; None where nothing does."""
+    """Returns the difference between two trees, as the end of a sentence; None where they are equal."""
     for name in ("tokens", "parents", "depths"):
         one, other = (getattr(tree, name)[: len(tree)].tolist() for tree in (alone, together))
         if one != other:
-            return f"{name} {one} alone and {other} together"
+            return f"{name} {one} one by one and {other} together"
     if set(alone.proposals) != set(together.proposals):
-        return f"laws of the nodes {sorted(alone.proposals)} alone and {sorted(together.proposals)} together"
+        one, other = sorted(alone.proposals), sorted(together.proposals)
+        return f"laws of the nodes {one} one by one and {other} together"
     for node, law in alone.proposals.items():
         tokens = [int(alone.tokens[child]) for child in alone.children(node)]
         if not _alike(law, together.proposals[node], tokens):
-            return f"another law at node {node}: {law} alone and {together.proposals[node]} together"
+            return f"another law at node {node}: {law} one by one and {together.proposals[node]} together"
     return None
 
 
 def _alike(one: Proposal, other: Proposal, tokens: Sequence[int]) -> bool:
-    """Whether two laws say the same of siblings that hold these tokens."""
+    """Returns whether two laws say the same of siblings that hold these tokens."""
     return type(one) is type(other) and all(
         torch.equal(one.conditional(k, tokens[:k]), other.conditional(k, tokens[:k]))
         for k in range(len(tokens))
@@ -101,7 +102,7 @@ def _alike(one: Proposal, other: Proposal, tokens: Sequence[int]) -> bool:
 
 
 def assert_rows_alike(policy: TreePolicy, drafts: Sequence[Draft], *, vocab_size: int, seeds: int) -> None:
-    """Raise `LawBroken` unless rows side by side get the trees that each gets alone, by the same noise.
+    """Raise `LawBroken` unless rows that grow together get the same trees as one by one, with equal noise.
 
     Args:
         policy: in its first state, if it learns.
@@ -129,7 +130,7 @@ def assert_rows_alike(policy: TreePolicy, drafts: Sequence[Draft], *, vocab_size
 
 
 def _assert_planned_alike(policy: TreePolicy, roots: Sequence[int], drafts: Sequence[Draft]) -> None:
-    """Raise `LawBroken` unless the trees of a plan are those of `grow`, where the policy has one."""
+    """Raise `LawBroken` unless the policy's plan, if it has one, gives the trees of `grow`."""
     single = [partial(_single_precision, draft) for draft in drafts]
     planned = grown_as_planned(policy, roots, single)
     for row, tree in enumerate(planned or ()):

@@ -1,4 +1,4 @@
-"""Whether code draws from a generator of the process instead of its stream."""
+"""Checks whether code draws from a generator of the process instead of its stream."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def forbid_hidden_randomness(who: object) -> Iterator[None]:
     if changed:
         raise LawBroken(
             f"{who} draws from {changed[0]}, or seeds it.",
-            likely="randomness of its own: take all of it from rng, so that a row's seed decides and the "
-            "law can be proved.",
+            likely="it has another source of randomness: draw only from rng, so that a row's seed decides "
+            "and the law can be proved.",
         )
 
 

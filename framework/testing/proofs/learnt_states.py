@@ -1,4 +1,4 @@
-"""What a policy that learns may have learnt: the states of long pasts that make it grow other trees."""
+"""States that a learning policy may reach: states after long pasts that make it grow different trees."""
 
 from __future__ import annotations
 

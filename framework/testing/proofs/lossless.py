@@ -40,7 +40,7 @@ class JointLaw:
         probabilities: for every sequence of tokens, its probability.
         expected_tokens: mean number of tokens that the first round emits (block efficiency).
         runs: random outcomes visited; 0 where they were not counted (one round).
-        fault: what the verifier did that none may, however rarely, with the tree; empty if nothing.
+        fault: a forbidden act of the verifier, however rare, with the tree; empty if there was none.
     """
 
     probabilities: dict[tuple[int, ...], float]
@@ -104,7 +104,7 @@ def joint_law(
     elif trees is None:
         law, expected, runs = case.all_rounds(tuple(prompt), tokens)
     else:
-        raise InvalidInput("Given trees are those of one round; give rounds=1 with them.")
+        raise InvalidInput("Given trees are trees of one round; give rounds=1 with them.")
     return JointLaw(law, expected, runs, checked.fault)
 
 
@@ -150,8 +150,8 @@ class _Case:
     ) -> tuple[dict[tuple[int, ...], float], float, int]:
         law: dict[tuple[int, ...], float] = {}
         expected, runs = 0.0, 0
-        # A round's law depends on the text before it and on what the policy has learnt alone, so each of
-        # their pairs is enumerated once.
+        # A round's law depends only on the text before it and on the policy's state, so each of their pairs
+        # is enumerated once.
         unfinished: dict[tuple[tuple[int, ...], Hashable], float] = {
             ((), policy_states.first_state(self.policy)): 1.0
         }
@@ -227,7 +227,7 @@ def largest_error(
     rounds: int | None = None,
     budget: int = 100_000,
 ) -> float:
-    """How far the pair's joint law is from the target's, in the sequence where it is furthest.
+    """Returns the largest deviation of the pair's joint law from the target's, over all sequences.
 
     Takes what `joint_law` takes and raises what it raises.
     """
@@ -309,7 +309,7 @@ def _where(case: _Case, prompt: tuple[int, ...], worst: tuple[int, ...], toleran
         # A later prefix of the worst sequence may do better than the worst of its round.
         if JointLaw(law, 0.0, 0).error(expected) > tolerance:
             return f"The round after {text} is biased. {_likely_tree(case, text, rest)}"
-    return "Every round alone is exact: the bias lies in what one round leaves to the next."
+    return "Every single round is exact: the bias comes from the state that one round leaves to the next."
 
 
 def _likely_tree(case: _Case, prompt: tuple[int, ...], rest: tuple[int, ...]) -> str:

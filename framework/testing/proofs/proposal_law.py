@@ -40,7 +40,7 @@ class _Existence:
 
 @attrs.define
 class _DrawnLaw:
-    """What was drawn in a context under one declared law: the probability of every token."""
+    """Tokens drawn in one context under one declared law: the probability of every token."""
 
     declared: Tensor
     law: str
@@ -60,8 +60,8 @@ def assert_proposal_law(
 ) -> None:
     """Prove that `policy` draws what it declares, by visiting every tree it may grow after `prompt`.
 
-    Given the tokens above a child and those of its earlier siblings, and that it exists, its token must
-    have the declared `conditional`. That is what verifiers rely on; nothing is asked of how nodes that
+    Given the tokens above a child, the tokens of its earlier siblings, and that the child exists, its token
+    must have the declared `conditional`. That is what verifiers rely on; nothing is asked of how nodes that
     are not on one path or siblings go together, nor where a policy gets its distributions from.
 
     A policy may declare one of several laws in a context (by room, or by chance): each is compared with the
@@ -115,7 +115,7 @@ def assert_proposal_law(
 
 
 def _rounded(declared: Tensor) -> bytes:
-    """What laws that differ by 1e-13 at most have in common."""
+    """Returns a key that is equal for laws that differ by 1e-13 at most."""
     # Adding 0 makes -0.0 and 0.0 one.
     return (declared.cpu() * 1e13).round().add(0.0).numpy().tobytes()
 
@@ -129,9 +129,9 @@ def _check_law(policy: TreePolicy, context: Context, drawn: _DrawnLaw, existence
     if off <= drawn.allowed:
         return
     path, earlier = context
-    behind = f" behind the siblings {earlier}" if earlier else ""
+    siblings = f" and the earlier siblings {earlier}" if earlier else ""
     raise LawBroken(
-        f"{policy} breaks law P after {path}{behind}: child {len(earlier)}, where it exists, has the law "
+        f"{policy} breaks law P after {path}{siblings}: child {len(earlier)}, where it exists, has the law "
         f"{distribution_as_text(actual)}, and {drawn.law} declares {distribution_as_text(drawn.declared)} "
         f"(off by {off:.2g}).",
         error=off,
@@ -140,7 +140,7 @@ def _check_law(policy: TreePolicy, context: Context, drawn: _DrawnLaw, existence
 
 
 def _children(policy: TreePolicy, tree: TokenTree) -> Iterator[tuple[Context, int | None, Proposal | None]]:
-    """For every node and child number: the context, the child's token (None after the last), its proposal."""
+    """Yields context, token (None after the last child) and proposal of every node and child number."""
     tokens = tree.tokens.tolist()
     for node in range(len(tree)):
         path = tuple(tokens[above] for above in tree.path(node))

@@ -1,4 +1,4 @@
-"""What a round emits beside the target's law, to whatever depth the tree has."""
+"""Compares a round's law with the target's, to the full depth of the tree."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RoundDeviation:
 def largest_deviation(
     emitted: Mapping[Text, float], target: NextTokenModel, *, prompt: Sequence[int], temperature: float = 1.0
 ) -> RoundDeviation:
-    """Where the law of one round's tokens departs the most from the target's.
+    """Returns the largest deviation of one round's law from the target's.
 
     The target itself writes what follows a round, so a text s begins with the probability W(s) = A(s) +
     the chance that the round ended on the way to s, times what the target makes of the rest. Here A(s) is

@@ -27,12 +27,12 @@ from draftwood.trees.tree import TokenTree
 
 @attrs.frozen(eq=False)
 class RoundOutcomes:
-    """What a round emits over all trees.
+    """The outcomes of a round over all trees.
 
     Attributes:
         law: the probability of every sequence of tokens.
-        examples: for each of them its likeliest run: the chance, and the nodes that were looked at.
-        fault: what the verifier did that none may, with the tree; empty if nothing.
+        examples: for each sequence its likeliest run: the probability, and the nodes that were looked at.
+        fault: a forbidden act of the verifier, with the tree; empty if there was none.
     """
 
     law: dict[Text, float]
@@ -91,7 +91,7 @@ def _emitted(
 def round_deviation(
     trees: ShapeTrees, verifier: Verifier, target: NextTokenModel, *, budget: int = 100_000
 ) -> RoundDeviation:
-    """Where one round departs the most from the target's law; the error is its attribute."""
+    """The largest deviation of one round from the target's law; the error is its attribute."""
     outcomes = round_outcomes(trees, verifier, target, budget=budget)
     return largest_deviation(outcomes.law, target, prompt=trees.prompt, temperature=trees.temperature)
 
@@ -146,7 +146,7 @@ def _likely(outcomes: RoundOutcomes, trees: ShapeTrees, verifier: Verifier, targ
         if exact(attrs.evolve(trees, drafts=exactly), attrs.evolve(target, dtype=torch.float64)):
             return "a step in lower precision, or one that only this dtype takes: in float64 it is exact."
     if trees.padding and exact(attrs.evolve(trees, padding=0)):
-        return "what lies behind the tree's size is looked at; it is padding."
+        return "entries after the tree's size are read; they are padding."
     if trees.depth_first and exact(attrs.evolve(trees, depth_first=False, padding=0)):
         return "siblings are taken to be numbered one after another; ask tree.children(node)."
     if usual := usual_mistake(outcomes.law, lambda other: round_outcomes(trees, other, target).law):
@@ -155,7 +155,7 @@ def _likely(outcomes: RoundOutcomes, trees: ShapeTrees, verifier: Verifier, targ
     while siblings > 1:
         siblings -= 1
         if exact(attrs.evolve(trees, form=trees.form[:siblings])):
-            return f"how sibling {siblings + 1} and those behind it are judged: with {siblings} it is exact."
+            return f"how sibling {siblings + 1} and later ones are judged: with {siblings} it is exact."
     shallow = _without_leaves(trees.form)
     if shallow and exact(attrs.evolve(trees, form=shallow)):
         return f"what is done at depth {_depth(trees.form)}: on a tree less deep it is exact."

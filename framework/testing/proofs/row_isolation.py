@@ -1,4 +1,4 @@
-"""Rows that one policy serves in turns: each must live as it lives alone."""
+"""Checks that the rows of one policy do not affect each other when their trees grow in turns."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class RowRound:
 def assert_rows_isolated(
     policy: TreePolicy, models: Sequence[NextTokenModel], prompts: Sequence[Sequence[int]]
 ) -> None:
-    """Assert that rows whose trees `policy` grows in turns get the trees and states that they get alone.
+    """Assert that rows whose trees `policy` grows in turns get the same trees and states as one by one.
 
-    The rows begin with `prompts`; outcomes are drawn at random, the same ones in turns as alone. Also
-    checked: states are values, which neither a growth nor an outcome changes.
+    The rows begin with `prompts`; outcomes are drawn at random, equal ones in both runs. It also checks that
+    states are values, which neither a growth nor an outcome changes.
 
     Raises:
         AssertionError: the message names the row, the round, and what was grown or learnt.
@@ -56,7 +56,7 @@ def assert_rows_isolated(
             if round_alone != round_together:
                 raise LawBroken(
                     f"{policy} does not keep rows apart: in round {number} row {index} has {round_alone} "
-                    f"alone and {round_together} when another row's tree is grown in between.",
+                    f"by itself and {round_together} when another row's tree is grown in between.",
                     likely="shared state: something is kept on self while a tree grows, or learnt there.",
                 )
 
@@ -106,7 +106,7 @@ def _row(
 
 
 def _drafted(policy: TreePolicy, models: Sequence[NextTokenModel], text: Sequence[int]) -> Tensor:
-    """The draft distributions after `text`: of all models where each child has a drafter of its own."""
+    """Returns the draft distributions after `text`: one per model where each child has its own drafter."""
     if needs_several_drafters(policy):
         return torch.stack([model.probs(text) for model in models])
     return models[0].probs(text)

@@ -147,7 +147,7 @@ def _parts(tree: TokenTree, tokens: Sequence[int], node: int, above: tuple[int, 
 
 
 def _declared(law: Proposal, count: int) -> Any:
-    """What tells one declared law of so many siblings from another."""
+    """Returns a key that differs between different declared laws of `count` siblings."""
     marginals = (law.marginal(k).double().round(decimals=12) for k in range(count))
     return type(law).__name__, count, tuple(p.numpy().tobytes() for p in marginals)
 

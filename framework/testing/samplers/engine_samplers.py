@@ -22,7 +22,7 @@ from draftwood.testing.samplers.sampler_runs import Sampler
 
 @attrs.frozen(eq=False)
 class VllmMetadata:
-    """What vLLM's rejection sampler reads of its `SamplingMetadata`: every row at temperature 1, no seeds."""
+    """The part of `SamplingMetadata` that vLLM's rejection sampler reads: temperature 1, no seeds."""
 
     temperature: Tensor
     all_greedy: bool = False
@@ -71,7 +71,7 @@ def vllm_sampler(
         lengths = torch.where(number % 2 == 0, n, number // 2 % (n + 1)) if ragged else torch.full((rows,), n)
         kept = torch.arange(n) < lengths.unsqueeze(1)
         target_probs = case.target_probs[:, :n][kept]
-        # vLLM draws the token behind a draft that is accepted as a whole before, and hands it in.
+        # vLLM draws the bonus token, for a fully accepted draft, beforehand and passes it in.
         bonus = torch.multinomial(case.target_probs[number, lengths], 1)
         emitted = rejection_sample(
             case.draft_tokens[kept].to(device),
@@ -89,7 +89,7 @@ def vllm_sampler(
 
 
 def _takes_logits(rejection_sample: Callable[..., Tensor], device: torch.device | str) -> bool:
-    """Whether the target is given by its logits: then a certain one, given as probabilities, is none."""
+    """Returns whether the sampler takes logits: a one-hot target of probabilities is then not certain."""
     rows, certain = 512, torch.tensor([0.0, 1.0, 0.0])
 
     def certain_as(target: Tensor) -> bool:
@@ -155,7 +155,7 @@ def sglang_sampler(
     and the three options below. It takes one uniform more than there are nodes, root included:
     `prove_sampler(sglang_sampler(function), parents=(0, 0, 1), uniforms=5, law=Deterministic)`.
 
-    Accepted siblings are counted by the target alone, so any law without equal siblings will do; with
+    Siblings are accepted by the target's probabilities only, so any law without equal siblings will do. With
     thresholds below 1 it accepts more than it may, and with `WithReplacement` equal siblings count twice.
 
     Args:

@@ -23,7 +23,7 @@ MOST_INTEGERS = 4096
 
 
 class Form(Enum):
-    """What a number is, as a function of one exponential waiting time T."""
+    """The form of a number as a function of one exponential waiting time T."""
 
     UNIFORM = "uniform"  # exp(-T), or 1 - exp(-T): both are uniform
     MINUS_UNIFORM = "minus a uniform"
@@ -53,7 +53,7 @@ class LazyChance:
 
     @property
     def resolution(self) -> float:
-        """How far the probability of an event may be rounded by the steps of the uniforms that were drawn."""
+        """Returns the rounding error of an event's probability, due to the steps of the drawn uniforms."""
         return sum(1 / points for low, end, points in self._bounds if (low, end) != (0, points))
 
     def uniform(self, points: int = 2**53, kind: type[np.floating[Any]] = np.float64) -> LazyNumber:
@@ -79,7 +79,7 @@ class LazyChance:
         return self.uniform().applied(_ndtri, 1)
 
     def below(self, number: LazyNumber, holds: Callable[[Any], bool]) -> bool:
-        """Whether `holds(value)`, for a condition that is true up to some value and false from then on."""
+        """Returns `holds(value)`, for a condition that is true up to some value and false after it."""
         low, high, points = self.bounds(number.base)
         rising = number.slope > 0
         first, end = low, high  # the first point at which the answer is that of the upper end

@@ -117,7 +117,7 @@ class LazyArray(np.ndarray[Any, Any]):
 
     @classmethod
     def of(cls, numbers: Any, shape: Any) -> Any:
-        """Returns so many numbers, made one by one, in this shape; one alone where the shape is None."""
+        """Returns numbers in this shape, made one by one; a single number where the shape is None."""
         if shape is None:
             return numbers()
         held = np.empty(shape, object)

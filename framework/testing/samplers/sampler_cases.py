@@ -1,4 +1,4 @@
-"""What a foreign sampler is asked: toy models of many kinds, and the drafts that they make."""
+"""Test cases for a foreign sampler: toy models of many kinds, and the drafts that they make."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ PROMPT = (0,)
 class SamplerCase:
     """One draft, as an engine hands it to its sampler.
 
-    Row 0 of the target is what it says after the last committed token, row `i + 1` what it says after
-    drafted token `i` (on that token's own path). In a batch every tensor but `parents` has one dimension
-    more in front.
+    Row 0 of the target is its distribution after the last committed token, row `i + 1` after drafted token
+    `i` (on that token's own path). In a batch every tensor but `parents` has one dimension more in front.
 
     Attributes:
         draft_tokens: int64 `[n]`, numbered level by level; siblings in the order in which they were drawn.
-        parents: int64 `[n]`: the target's row behind which each drafted token stands; `0 .. n-1` in a chain.
+        parents: int64 `[n]`: the target's row that each drafted token follows; `0 .. n-1` in a chain.
         target_probs: `[n + 1, vocab]`.
-        draft_probs: `[n, vocab]`: the draft's distribution behind the same row, for every drafted token.
+        draft_probs: `[n, vocab]`: the draft's distribution after the same row, for every drafted token.
             Siblings share it: what the law takes away for earlier siblings is not taken away here, and a
             deterministic draft has it too, though its tokens were not drawn from it.
         law: how the tokens of one row's children were drawn.
@@ -48,7 +47,7 @@ class SamplerCase:
     uniforms: Float[Tensor, "*rows k"]
 
     def children(self, row: int) -> list[int]:
-        """The drafted tokens (their indices in `draft_tokens`) behind a row of the target, in drawn order."""
+        """Returns the indices in `draft_tokens` of the tokens after a row of the target, in drawn order."""
         return [index for index, parent in enumerate(self.parents.tolist()) if parent == row]
 
 
@@ -82,7 +81,7 @@ def sampler_models(vocab_size: int = 3) -> dict[str, tuple[NextTokenModel, NextT
 
 
 def shape_of(parents: Sequence[int]) -> Shape:
-    """The nested shape of a tree whose drafted token `i` stands behind row `parents[i]`."""
+    """Returns the nested shape of a tree whose drafted token `i` follows row `parents[i]`."""
     below: list[list[Shape]] = [[] for _ in range(len(parents) + 1)]
     for index, parent in enumerate(parents):
         if not 0 <= parent <= index:
@@ -127,7 +126,7 @@ def drafts(
 
 
 def likely_breaks(draft: Draft) -> Iterator[float]:
-    """Where a sampler that works with this draft may change its mind as a uniform grows."""
+    """Yields guesses of uniforms at which a sampler's decision about this draft may change."""
     tree, rows = draft.tree, draft.target_probs
     for node in range(len(tree)):
         left, shared = rows[node], 0.0

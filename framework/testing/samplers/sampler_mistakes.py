@@ -1,4 +1,4 @@
-"""Which known mistake a biased sampler's law looks like: the laws of wrong samplers, computed to compare."""
+"""Finds the known mistake that explains a biased sampler: its law is compared with wrong samplers' laws."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Step:
         return self.tokens[self.index]
 
     def moved(self, by: int) -> _Step:
-        """The same with the target's row `by` rows on, within its rows."""
+        """Returns the step with the target's row `by` rows later, within its rows."""
         rows = torch.arange(len(self.targets)).add(by).clamp(0, len(self.targets) - 1)
         return attrs.evolve(self, targets=self.targets[rows])
 
@@ -72,7 +72,7 @@ class Mistake:
     """A sampler for chains that is wrong in one place.
 
     Attributes:
-        says: what it does and what to do, in a sentence.
+        says: the mistake and its remedy, in a sentence.
         ratio: of a step, the chance that its token is accepted, at most 1.
         left: of a step, the weights from which a token is drawn after a rejection.
         last: the weights from which the token after the last one is drawn; None for none.
@@ -92,7 +92,7 @@ _KNOWN = (
         left=lambda step: step.target,
     ),
     Mistake(
-        "it accepts with the target's probability alone; the draft was drawn, so accept with T / D.",
+        "it accepts with the target's probability T; the draft was drawn, so accept with T / D.",
         ratio=lambda step: float(step.target[step.token]),
     ),
     Mistake(
@@ -180,7 +180,7 @@ _KNOWN = (
     ),
     *(
         Mistake(
-            f"the {side} has a temperature of its own ({temperature}); target and draft as they were drawn "
+            f"the {side} has an extra temperature ({temperature}); target and draft as they were drawn "
             "belong into test and residual.",
             ratio=lambda step, side=side, temperature=temperature: _ratio(_cooled(step, side, temperature)),  # type: ignore[misc]
             left=lambda step, side=side, temperature=temperature: _residual(_cooled(step, side, temperature)),  # type: ignore[misc]
@@ -202,7 +202,7 @@ def _cooled(step: _Step, side: str, temperature: float) -> _Step:
 
 
 def _law(draft: Draft, mistake: Mistake) -> Emitted:
-    """The law of what a sampler with this mistake emits on one draft."""
+    """Returns the law of the tokens that a sampler with this mistake emits on one draft."""
 
     def run(rng: Randomness) -> tuple[int, ...]:
         tokens = draft.case.draft_tokens.tolist()

@@ -43,17 +43,17 @@ LAWS = (WithReplacement, WithoutReplacement, Deterministic, TopThenSample)
 
 @attrs.frozen
 class SamplerReport:
-    """How far a sampler's law is from the target's.
+    """The deviation of a sampler's law from the target's.
 
     Attributes:
-        errors: by model, the largest difference of a sequence's probability from the target's; where
-            samples were drawn, of its share.
+        errors: by model, the largest difference of a sequence's probability, or share of the samples, from
+            the target's probability.
         expected_tokens: by model, the mean number of tokens a call emits.
-        calls: of the sampler; rows, in a batch.
-        fault: what the sampler did that none may, however rarely: raise, emit a token that the target
-            forbids or that does not exist; empty if nothing.
+        calls: number of calls of the sampler; number of rows, in a batch.
+        fault: a forbidden act of the sampler, however rare: it raised, or emitted a token that the target
+            forbids or that does not exist; empty if there was none.
         counterexample: the sequence that is furthest off, and the draft from which it most likely comes.
-        likely: the mistake that has the same law, in a sentence; empty where none of those known has.
+        likely: the known mistake with the same law, in a sentence; empty where there is none.
         p_value: where samples were drawn: how likely a lossless sampler is to be off as much as this one in
             any of the models (a chi-square test each); None where all was enumerated.
         smallest_bias: where samples were drawn: every law further from the target's than this, in total
@@ -75,7 +75,7 @@ class SamplerReport:
 
     @property
     def size(self) -> str:
-        """How often the fault shows, in a sentence; empty where it is not known, or all the time."""
+        """Returns the frequency of the fault, in a sentence; empty where it is not known, or always there."""
         if self.fault_chance is None or self.fault_chance > 1e-3:
             return ""
         if self.fault_chance < 1e-6 and self.error < 1e-6:
@@ -176,8 +176,8 @@ def measure_sampler(
 
     Args:
         sampler: takes a `SamplerCase`, returns the emitted tokens.
-        parents: for every drafted token the target's row behind which it stands: 0 is the root, i + 1 the
-            row behind drafted token i. `range(n)` is a chain.
+        parents: for every drafted token the target's row that it follows: 0 is the root, i + 1 the row after
+            drafted token i. `range(n)` is a chain.
         law: how siblings are drawn: `WithReplacement` and `WithoutReplacement` from `draft_probs`,
             `Deterministic` takes its most likely tokens, `TopThenSample` all but the last of them.
         uniforms: how many the sampler takes; with `samples` they are drawn.

@@ -1,4 +1,4 @@
-"""Calling a foreign sampler: every outcome of it, or samples, with what none may do remembered."""
+"""Calls a foreign sampler: enumerates its outcomes, or samples them, and records forbidden acts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CheckedSampler:
     """Calls the sampler, counts, and remembers the first thing that none may do.
 
     Attributes:
-        sampler: what is called.
+        sampler: the sampler under test.
         dtype: of probabilities and uniforms.
         uniforms: how many it takes; None: it draws its own.
         seed: of random points or samples.
@@ -116,7 +116,7 @@ class CheckedSampler:
     def sampled(
         self, possible: Sequence[Draft], target: NextTokenModel, samples: int, batched: bool
     ) -> list[dict[Text, int]]:
-        """For every draft, how often what came of it."""
+        """Returns the counts of outcomes of every draft."""
         counts: list[dict[Text, int]] = [{} for _ in possible]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
@@ -210,7 +210,7 @@ class CheckedSampler:
 
 
 def _wrong(draft: Draft, text: Text, target: NextTokenModel) -> str:
-    """What is wrong with `text` whatever its probability, in words; empty if nothing."""
+    """Returns the fault of `text` whatever its probability, in words; empty if it has none."""
     most = draft.tree.depth + 1
     if not 1 <= len(text) <= most:
         return f"emits {text}; a draft of depth {most - 1} gives 1 to {most} tokens"
@@ -224,7 +224,7 @@ def _wrong(draft: Draft, text: Text, target: NextTokenModel) -> str:
 
 
 def _comes_of_enumeration(error: Exception) -> bool:
-    """Whether an error is about numbers that are not drawn yet, rather than of the sampler."""
+    """Returns whether an error is about numbers that are not drawn yet, rather than of the sampler."""
     if isinstance(error, InvalidDistribution):
         return False  # torch refuses such weights too
     files = {frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)}
@@ -235,7 +235,7 @@ def _comes_of_enumeration(error: Exception) -> bool:
 def continued(
     possible: Sequence[Draft], emitted: Sequence[Emitted], target: NextTokenModel, tokens: int
 ) -> dict[Text, float]:
-    """The law of the first `tokens` tokens, where the target writes what was not emitted."""
+    """Returns the law of the first `tokens` tokens, where the target continues the emitted ones."""
     law: Emitted = {}
     rests: dict[Text, Emitted] = {}
     for draft, law_of_one in zip(possible, emitted, strict=True):
@@ -251,7 +251,7 @@ def continued(
 def written_on(
     counts: Sequence[dict[Text, int]], target: NextTokenModel, tokens: int, seed: int
 ) -> dict[Text, int]:
-    """As `continued`, drawn: what the target writes behind every single sample."""
+    """Returns the counts after the target continues every single sample by drawing, instead of exactly."""
     generator = torch.Generator().manual_seed(seed + 1)
     texts: dict[Text, int] = {}
     together: dict[Text, int] = {}
@@ -269,5 +269,5 @@ def written_on(
 
 
 def _rests(text: Text, target: NextTokenModel, tokens: int) -> Emitted:
-    """What the target writes behind `text`, up to `tokens` in all."""
+    """Returns the law of the target's continuation of `text`, up to `tokens` in all."""
     return target_law(target, prompt=(*PROMPT, *text), tokens=max(tokens - len(text), 0))

@@ -289,7 +289,7 @@ def _of_numpy(chance: LazyChance) -> dict[str, Callable[..., Any]]:
     }
 
     class Generator:
-        """What `default_rng` and `RandomState` give."""
+        """The generator that `default_rng` and `RandomState` give."""
 
         def __init__(self, *_: Any, **__: Any) -> None: ...
 
