@@ -45,7 +45,7 @@ class WritePlan:
 
 @attrs.frozen
 class BufferKind:
-    """What the keys or the values of a layer are like, once they have been seen."""
+    """Heads, width, dtype and device of a layer's keys or values, once they have been seen."""
 
     heads: int
     dim: int

@@ -47,7 +47,7 @@ class NumberMasks:
         self._unseen = torch.full_like(self._seen, torch.finfo(dtype).min)
 
     def arrays(self, inputs: PassInputs, room: Shape | None) -> Held:
-        """Which slots nodes see, by kind bool `[rows, 1, nodes, slots]`; text comes first."""
+        """Returns the slots that nodes see, by kind bool `[rows, 1, nodes, slots]`; text comes first."""
         exact, held = inputs.shape, dict[str, NDArray[Any]]()
         base, columns = exact.text, exact.columns
         for name, bits, first in zip(self.names, inputs.bits, inputs.first, strict=True):

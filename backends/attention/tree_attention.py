@@ -88,7 +88,7 @@ def grouped_sdpa(
 
 
 def blockwise_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float | None) -> Tensor:
-    """The same in blocks of queries, each without the keys behind it: SDPA on a CPU works out what is hidden.
+    """Attends in blocks of queries, each without the keys after it, which SDPA on a CPU would compute too.
 
     A node sees no column behind its own, and as many keys lie behind that as nodes stand behind the node. In
     a captured pass, which reads its buffers whole, there are more.
@@ -111,7 +111,7 @@ def blockwise_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling
 
 
 def packed_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float | None) -> Tensor:
-    """The same with the heads of a group as more queries of one head.
+    """Attends by SDPA with the heads of a group as more queries of one head.
 
     For accelerators, where a mask together with `enable_gqa` would leave the fused kernels.
     """

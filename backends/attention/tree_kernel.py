@@ -65,7 +65,7 @@ class BitMasks:
         return held
 
     def of(self, tensors: Inputs, shape: Shape) -> tuple[Tensor | dict[str, Tensor], tuple[TreeMask, ...]]:
-        """What stands for the masks of all kinds, and the masks.
+        """Returns the argument that names the masks of all kinds, and the masks.
 
         Args:
             tensors: what `arrays` gave, on the device.

@@ -71,7 +71,7 @@ class _LongRopeRow:
 
 @attrs.frozen(eq=False)
 class _Call:
-    """What one `extend` gave: tokens and parents `[rows, nodes]`, and how many count."""
+    """The arguments of one `extend`: tokens and parents `[rows, nodes]`, and how many count."""
 
     tokens: Tensor
     parents: Tensor
@@ -125,11 +125,11 @@ class LongRopeBackend(RenewedBackend):
         return [row.length for row in self._rows]
 
     def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
-        """As `ModelBackend`'s; a text beyond the switch is rotated as such from its beginning."""
+        """Append rows; a text beyond the switch is rotated for its length from its beginning."""
         self._begin(rows, lambda backend, texts: backend.prefill(texts))
 
     def first_logits(self, rows: Sequence[Int[Tensor, " length"]]) -> Float[Tensor, "rows vocab"]:
-        """As `prefill`, and the logits behind every row's last token; a row has one at least."""
+        """Append rows and return the logits after each row's last token; a row has at least one."""
         parts: list[Tensor] = []
         order = self._begin(rows, lambda backend, texts: parts.append(backend.first_logits(texts)))
         return torch.cat(parts)[order]
@@ -169,7 +169,7 @@ class LongRopeBackend(RenewedBackend):
         parents: Int[Tensor, "rows nodes"],
         counts: Sequence[int] | None = None,
     ) -> Float[Tensor, "rows nodes vocab"]:
-        """As `PackedBackend.extend`, errors too; nodes beyond the switch see a text rotated accordingly."""
+        """Extend as `PackedBackend.extend` does; nodes beyond the switch see a text rotated so."""
         have = [sum(call.counts[row] for call in self._calls) for row in range(len(self._rows))]
         vocab = self.vocab_size
         call = _Call(*validation.as_nodes(tokens, parents, counts, have=have, vocab=vocab))
@@ -182,7 +182,7 @@ class LongRopeBackend(RenewedBackend):
         return logits
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """As `PackedBackend.commit`, errors too."""
+        """Commit as `PackedBackend.commit` does, with the same errors."""
         validation.check_paths(paths, rows=len(self._rows))
         if self._in_short and self._in_long:
             # What one backend refuses the other must not have committed.
@@ -205,7 +205,7 @@ class LongRopeBackend(RenewedBackend):
         self._calls = []
 
     def without_layers(self, layers: Sequence[int]) -> StateBackend:
-        """As `ModelBackend.without_layers`; it switches too."""
+        """Returns the backend of `ModelBackend.without_layers`, which switches too."""
         return LongRopeBackend(self._make(self.model).without_layers(layers).model, self._make)
 
     def _near(self, call: _Call, have: Sequence[int]) -> dict[int, list[int]]:

@@ -55,7 +55,7 @@ class PackedBackend(PackedPasses):
         self._join(rows, scored=False)
 
     def first_logits(self, rows: Sequence[Int[Tensor, " length"]]) -> Float[Tensor, "rows vocab"]:
-        """As `prefill`, errors too, and the logits behind every row's last token, in the model's dtype.
+        """Append rows and return the logits after each row's last token, in the model's dtype.
 
         Raises:
             InvalidInput: a row without tokens.
@@ -64,7 +64,7 @@ class PackedBackend(PackedPasses):
         return self._join(rows, scored=True)
 
     def take_over(self, cache: Any, lengths: Sequence[int]) -> None:
-        """As `StateBackend.take_over`, of attention layers alone.
+        """Take over a cache of attention layers, as `StateBackend.take_over` says.
 
         Raises:
             InvalidInput: a cache that cannot be read, a row beyond `max_length`, or uncommitted nodes.
@@ -154,7 +154,7 @@ class PackedBackend(PackedPasses):
         self._hold([self._rows[row] for row in keep])
 
     def read(self, rows: Sequence[Sequence[int]]) -> Float[Tensor, "rows vocab"]:
-        """As `StateBackend.read`, in the model's dtype; errors as in `extend`."""
+        """Read on as `StateBackend.read` says, in the model's dtype; errors as in `extend`."""
         return read_chains(rows, extend=partial(self.extend, prompt=True), commit=self.commit)
 
     def extend(
@@ -217,7 +217,7 @@ class PackedBackend(PackedPasses):
         *,
         temperature: float = 1.0,
     ) -> Levels | None:
-        """As `StateBackend.extend_levels`, where passes are captured: all levels in one.
+        """Extend by all levels in one pass, where passes are captured; see `StateBackend.extend_levels`.
 
         The nodes of all levels join the region behind the first ones, level by level, of every one as many
         as its width.
@@ -292,12 +292,12 @@ class PackedBackend(PackedPasses):
     def keep_features(
         self, layers: Sequence[int], *, last: int | None = None, through: Through | None = None
     ) -> None:
-        """As `StateBackend.keep_features`."""
+        """Keep features, as `StateBackend.keep_features` says."""
         super().keep_features(layers, last=last, through=through)
         self._pass.reader = self._reader
 
     def take_features(self) -> list[Float[Tensor, "length width"]]:
-        """As `StateBackend.take_features`, in the model's dtype and on `device`."""
+        """Returns the features of `StateBackend.take_features`, in the model's dtype and on `device`."""
         features = self._joined([row.features for row in self._rows])
         self._rows = [attrs.evolve(row, features=()) for row in self._rows]
         return features

@@ -61,17 +61,17 @@ class RecomputingBackend(StateBackend):
         return self.backend.lengths
 
     def renew(self) -> None:
-        """As `PackedBackend.renew`."""
+        """Take up changes of the model, as `PackedBackend.renew` does."""
         self.backend.renew()
         self.__init__(self.backend)  # type: ignore[misc]
 
     def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
-        """As `PackedBackend.prefill`; rows may join while others hold uncommitted nodes."""
+        """Append rows, also while others hold uncommitted nodes."""
         self.backend.prefill(rows)
         self._joined(len(rows))
 
     def first_logits(self, rows: Sequence[Int[Tensor, " length"]]) -> Float[Tensor, "rows vocab"]:
-        """As `PackedBackend.first_logits`."""
+        """Append rows and return the logits after each row's last token."""
         logits = self.backend.first_logits(rows)
         self._joined(len(rows))
         return logits
@@ -86,7 +86,7 @@ class RecomputingBackend(StateBackend):
         self._rows = [self._rows[row] for row in keep]
 
     def read(self, rows: Sequence[Sequence[int]]) -> Float[Tensor, "rows vocab"]:
-        """As `PackedBackend.read`."""
+        """Read on, as `PackedBackend.read` does."""
         return self.backend.read(rows)
 
     def extend(
@@ -95,7 +95,7 @@ class RecomputingBackend(StateBackend):
         parents: Int[Tensor, "rows nodes"],
         counts: Sequence[int] | None = None,
     ) -> Float[Tensor, "rows nodes vocab"]:
-        """As `PackedBackend.extend`, by a pass over all uncommitted nodes."""
+        """Extend as `PackedBackend.extend` does, by a pass over all uncommitted nodes."""
         have = [len(row.tokens) for row in self._rows]
         tokens, parents, valid = validation.as_nodes(
             tokens.cpu(), parents.cpu(), counts, have=have, vocab=self.vocab_size
@@ -115,7 +115,7 @@ class RecomputingBackend(StateBackend):
         return logits[slots, nodes.clamp(max=max(logits.shape[1] - 1, 0))]
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """As `PackedBackend.commit`, by a pass over the paths."""
+        """Commit as `PackedBackend.commit` does, by a pass over the paths."""
         validation.check_paths(paths, rows=len(self._rows))
         for slot, row in enumerate(self._rows):
             validation.check_path(paths[slot], row.parents, row=slot)
@@ -124,7 +124,7 @@ class RecomputingBackend(StateBackend):
         self._rows = [_Nodes()] * len(self._rows)
 
     def without_layers(self, layers: Sequence[int]) -> StateBackend:
-        """As `ModelBackend.without_layers`; it recomputes too."""
+        """Returns the backend of `ModelBackend.without_layers`, which recomputes too."""
         smaller = self.backend.without_layers(layers)
         assert isinstance(smaller, PackedBackend)
         return RecomputingBackend(smaller)
@@ -132,19 +132,19 @@ class RecomputingBackend(StateBackend):
     def keep_features(
         self, layers: Sequence[int], *, last: int | None = None, through: Through | None = None
     ) -> None:
-        """As `ModelBackend.keep_features`."""
+        """Keep features, as `ModelBackend.keep_features` does."""
         self.backend.keep_features(layers, last=last, through=through)
 
     def take_features(self) -> list[Float[Tensor, "length width"]]:
-        """As `PackedBackend.take_features`."""
+        """Returns features, as `PackedBackend.take_features` does."""
         return self.backend.take_features()
 
     def input_embeddings(self, tokens: Int[Tensor, "*n"]) -> Float[Tensor, "*n hidden"]:
-        """As `ModelBackend.input_embeddings`."""
+        """Returns input embeddings, as `ModelBackend.input_embeddings` does."""
         return self.backend.input_embeddings(tokens)
 
     def output_head(self, states: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n vocab"]:
-        """As `ModelBackend.output_head`."""
+        """Returns logits of states, as `ModelBackend.output_head` does."""
         return self.backend.output_head(states)
 
     def _run(self, rows: Sequence[_Nodes], *, commit: bool) -> Tensor:

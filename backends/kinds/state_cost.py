@@ -1,4 +1,4 @@
-"""What the methods for recurrent states take, in memory and time, and which one to use."""
+"""Memory and time of the methods for recurrent states, and the choice among them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ METHODS = ("replay", "snapshots", "recompute")
 
 @attrs.frozen
 class StateCost:
-    """What a round takes on one backend.
+    """Memory and time of a round on one backend.
 
     Attributes:
         method: one of `METHODS`.

@@ -110,7 +110,7 @@ class UnrolledBackend(ModelBackend):
             self._rows += [self._advance(UnrolledRow(), text) for text in texts]
 
     def first_logits(self, rows: Sequence[Int[Tensor, " length"]]) -> Float[Tensor, "rows vocab"]:
-        """As `prefill`, errors too, and the logits behind every row's last token; a row has one at least."""
+        """Append rows and return the logits after each row's last token; a row has at least one."""
         texts = validation.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
         validation.check_filled(texts)
         with guarded_pass(len(self._rows) + len(texts)):
@@ -121,7 +121,7 @@ class UnrolledBackend(ModelBackend):
         return stacked
 
     def take_over(self, cache: Any, lengths: Sequence[int]) -> None:
-        """As `StateBackend.take_over`, of attention layers only.
+        """Take over a cache of attention layers, as `StateBackend.take_over` says.
 
         Raises:
             InvalidInput: a cache that cannot be read, or a row beyond `max_length`.
@@ -152,7 +152,7 @@ class UnrolledBackend(ModelBackend):
         parents: Int[Tensor, "rows nodes"],
         counts: Sequence[int] | None = None,
     ) -> Float[Tensor, "rows nodes vocab"]:
-        """As `PackedBackend.extend`, errors too, by a pass over every path."""
+        """Extend as `PackedBackend.extend` does, by a pass over every path."""
         have = [len(row.tokens) for row in self._rows]
         tokens, parents, valid = validation.as_nodes(
             tokens.cpu(), parents.cpu(), counts, have=have, vocab=self.vocab_size
@@ -170,7 +170,7 @@ class UnrolledBackend(ModelBackend):
         return logits
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """As `PackedBackend.commit`, errors too."""
+        """Commit as `PackedBackend.commit` does, with the same errors."""
         validation.check_paths(paths, rows=len(self._rows))
         for index, (row, path) in enumerate(zip(self._rows, paths, strict=True)):
             validation.check_path(path, row.parents, row=index)
@@ -180,7 +180,7 @@ class UnrolledBackend(ModelBackend):
             ]
 
     def take_features(self) -> list[Float[Tensor, "length width"]]:
-        """As `StateBackend.take_features`, in the model's dtype and on `device`."""
+        """Returns the features of `StateBackend.take_features`, in the model's dtype and on `device`."""
         features = self._joined([row.features for row in self._rows])
         self._rows = [attrs.evolve(row, features=()) for row in self._rows]
         return features

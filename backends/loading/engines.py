@@ -1,4 +1,4 @@
-"""What runs the passes of a backend, by name."""
+"""Engines by name: each runs the passes of a backend."""
 
 from __future__ import annotations
 

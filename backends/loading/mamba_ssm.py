@@ -147,7 +147,7 @@ def require(where: str, config: Mapping[str, Any], served: Mapping[str, Any]) ->
 
 
 def gate(layer: Mapping[str, Any], channels: int) -> torch.nn.Module:
-    """How a Mamba-2 layer of these settings gates its outputs."""
+    """Returns the gate of a Mamba-2 layer's outputs for these settings."""
     if not layer["rmsnorm"]:
         return Gate()
     return GatedNorm(
@@ -156,7 +156,7 @@ def gate(layer: Mapping[str, Any], channels: int) -> torch.nn.Module:
 
 
 def _described(file: Mapping[str, Any], where: str) -> Callable[[], Any]:
-    """What builds the transformers model that a configuration describes."""
+    """Returns a function that builds the transformers model of a configuration."""
     config = settings(file, MODEL, where)
     for name in ("d_model", "n_layer", "vocab_size", "pad_vocab_size_multiple"):
         positive(config[name], f"{name} in {where}")

@@ -25,7 +25,7 @@ def _as_indices(layers: Iterable[int]) -> tuple[int, ...]:
 
 @attrs.frozen
 class FeatureRequest:
-    """What a call of `keep_features` asks for.
+    """The arguments of a call of `keep_features`.
 
     Attributes:
         layers: which are kept, in the order in which they are concatenated.
@@ -47,7 +47,7 @@ class Features:
     """Reads the features of one module, as requested, and puts the pieces of a row together."""
 
     def __init__(self, module: Any, request: FeatureRequest) -> None:
-        """Those of `module`, whose body and decoder layers `layers` finds.
+        """Read features of `module`, whose body and decoder layers `layers` finds.
 
         Raises:
             InvalidInput: a layer that it does not have.
@@ -85,7 +85,7 @@ class Features:
             yield
 
     def run(self, options: dict[str, Any]) -> tuple[Tensor, Any]:
-        """As `read`, inside `watched`, before features go through anything; a trace may hold it."""
+        """Run the module inside `watched`; returns raw features and its output, also in a trace."""
         self._seen = {layer: [] for layer in self.request.layers}
         output = self.module(**options)
         # A trace is to see no change of it.
@@ -102,7 +102,7 @@ class Features:
         return torch.cat(kept, -1), output
 
     def passed_through(self, features: Tensor) -> Tensor:
-        """What is kept of the features `[rows, nodes, width]` of a pass."""
+        """Returns the part of a pass's features `[rows, nodes, width]` that is kept."""
         return features if self.request.through is None else self.request.through(features)
 
     def _hook(self, layer: int) -> Any:
@@ -122,7 +122,7 @@ class Features:
         return put_out.register_forward_hook(behind)
 
     def trimmed(self, pieces: Sequence[Tensor]) -> Pieces:
-        """Of the features of a row those of its last tokens, as many as are requested."""
+        """Returns the features of a row's last tokens, as many as are requested."""
         if self.request.last is None:
             return tuple(pieces)
         last: list[Tensor] = []
@@ -143,7 +143,7 @@ class Features:
 
 
 def _states(output: Any) -> Tensor:
-    """What a body or a layer puts out, in whatever form."""
+    """Returns the states among the outputs of a body or a layer."""
     if isinstance(output, Tensor):
         return output
     states: Tensor | None = getattr(output, "last_hidden_state", None)

@@ -131,7 +131,7 @@ class ModelBackend(RenewedBackend):
         self._reader = reader
 
     def input_embeddings(self, tokens: Int[Tensor, "*n"]) -> Float[Tensor, "*n hidden"]:
-        """What the model's input embedding gives for `tokens`, without what the body does to it later."""
+        """Returns the model's input embeddings of `tokens`, before the body changes them."""
         with guarded_pass(1):
             embeddings: Tensor = self.model.get_input_embeddings()(tokens.to(self.device))
         return embeddings

@@ -1,4 +1,4 @@
-"""What a model does behind its body: from the states that its output head reads to logits."""
+"""The part of a model after its body: from the states that its output head reads to logits."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class RenewedBackend(StateBackend):
         self._origin = Origin(model, make)
 
     def renew(self) -> None:
-        """As `StateBackend.renew`.
+        """Take up changes of the model, as `StateBackend.renew` says.
 
         Raises:
             InvalidInput: the model has changed while there are rows, or is in a mode that is not supported.

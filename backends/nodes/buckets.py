@@ -25,7 +25,7 @@ OLD = 32
 
 @attrs.frozen
 class Shape:
-    """Of one captured pass.
+    """The sizes of one captured pass.
 
     Attributes:
         rows: of the batch.
@@ -43,7 +43,7 @@ class Shape:
 
     @property
     def slots(self) -> int:
-        """Of the buffers of keys and values, all of which the pass reads."""
+        """Slots of the buffers of keys and values, all of which the pass reads."""
         return self.text + self.columns
 
 

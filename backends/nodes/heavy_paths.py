@@ -9,7 +9,7 @@ from draftwood.backends.nodes.region import Ints, Staged, packed
 
 
 def in_heavy_paths(staged: Staged) -> Staged:
-    """The same nodes with their columns in preorder, the child of the largest subtree first.
+    """Returns the nodes with their columns in preorder, the child of the largest subtree first.
 
     Paths then lie together, and fewer blocks of the mask hold anything (DySpec, appendix C). `staged` is as
     `Region.stage` gives it, in the order of its call.

@@ -27,7 +27,7 @@ class MaskArrays(Protocol):
     """The form in which a backend tells a device what nodes see."""
 
     def arrays(self, inputs: PassInputs, room: Shape | None) -> Held:
-        """What the masks of `inputs` are made of on the device, padded to `room` if that is given."""
+        """Returns the arrays of which the device makes the masks of `inputs`, padded to `room` if given."""
 
 
 @attrs.frozen(eq=False)
@@ -201,7 +201,7 @@ class PassInputs:
         return held
 
     def orders(self) -> Held:
-        """What `place_tokens` and `in_call` need on the device: mostly nothing."""
+        """Returns the arrays that `place_tokens` and `in_call` need on the device: mostly none."""
         held: Held = dict(self.staged.orders())
         nodes = self.tokens.shape[1]
         if self.on_host:

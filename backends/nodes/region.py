@@ -192,7 +192,7 @@ class Region:
         return self._depths[:, 1:]
 
     def stage(self, parents: Ints, counts: Sequence[int]) -> Staged:
-        """What a call would add to the region.
+        """Returns the nodes that a call would add to the region.
 
         Args:
             parents: region indices `[rows, nodes]`, each below its node's own; -1 is the committed state.

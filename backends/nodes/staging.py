@@ -38,7 +38,7 @@ class Part:
 
 @attrs.frozen
 class Layout:
-    """How named arrays lie in one buffer of bytes.
+    """Places of named arrays in one buffer of bytes.
 
     Attributes:
         parts: by name.

@@ -50,7 +50,7 @@ def as_nodes(
     have: Sequence[int],
     vocab: int,
 ) -> tuple[Tensor, Tensor, list[int]]:
-    """As `padded_nodes`, and parents are checked.
+    """Returns the nodes of `padded_nodes` after a check of the parents.
 
     Raises:
         InvalidTree: wrong shapes, a token outside the vocabulary, a parent not before its child.

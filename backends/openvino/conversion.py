@@ -227,7 +227,7 @@ def as_engine(tensor: Tensor) -> Any:
 
 
 def as_torch(tensor: Any, dtype: torch.dtype) -> Tensor:
-    """What is in an OpenVINO tensor, over its memory."""
+    """Returns an OpenVINO tensor's values, over its memory."""
     if dtype == torch.bfloat16:
         import numpy as np
 
@@ -236,7 +236,7 @@ def as_torch(tensor: Any, dtype: torch.dtype) -> Tensor:
 
 
 def described(error: Exception) -> str:
-    """What went wrong, in the middle of a sentence."""
+    """Describes an error for the middle of a sentence."""
     text = " ".join(str(error).split())
     if isinstance(error, DraftwoodError):
         return text.rstrip(".")

@@ -38,7 +38,7 @@ class Past:
 
     @classmethod
     def of(cls, cache: RowCache) -> Past:
-        """Those of `cache`, which is settled."""
+        """Returns the past of `cache`, which is settled."""
         found = []
         for layer in cache.layers:
             held = layer.kinds if isinstance(layer, RowLayer) else {}

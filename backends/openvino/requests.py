@@ -71,7 +71,7 @@ class Bound:
     """
 
     def __init__(self, cache: RowCache, *, above: int, rows: int) -> None:
-        """Those of `cache` as it is now."""
+        """Bind the buffers of `cache` as they are now."""
         held = [
             buffer[above : above + rows]
             for layer in cache.layers

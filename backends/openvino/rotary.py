@@ -41,7 +41,7 @@ class Table:
     _held: NDArray[np.float32] | None = None
 
     def shape(self, rows: int, nodes: int) -> tuple[int, int, int, int]:
-        """Of what a pass is given."""
+        """Sizes of a pass's inputs."""
         return 2, rows, nodes, self.width
 
     def at(self, positions: Ints, *, longest: int | None) -> NDArray[np.float32]:

@@ -117,7 +117,7 @@ class OpenVinoRunner(Runner):
         temperature: float,
         first: dict[str, Ints | None],
     ) -> Tensor | None:
-        """As `Runner.grow`."""
+        """Run all levels in one call, as `Runner.grow` says."""
         one, rows = self._current(), self._pass.cache.plan.rows
         bound = self._bound_to(inputs, rows=rows, stop=inputs.stop + sum(widths[1:]))
         # A draft reads one token or two that it has not read, as it has those that it expanded.
@@ -146,7 +146,7 @@ class OpenVinoRunner(Runner):
         """Nothing to do: the next pass looks at all again."""
 
     def outdated(self) -> bool:
-        """As `Runner.outdated`."""
+        """Returns whether weights have changed in place, as `Runner.outdated` says."""
         return self._converted is not None and mark_of(self._model) != self._mark
 
     def _steady(self, nodes: int) -> int:

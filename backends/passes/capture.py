@@ -49,7 +49,7 @@ Capture = Literal["off", "compile", "cuda-graphs"] | Compiler
 
 @attrs.frozen
 class ReplayShape:
-    """Of a captured commit of recurrent states.
+    """The sizes of a captured commit of recurrent states.
 
     Attributes:
         rows: of the batch.
@@ -231,7 +231,7 @@ class Captured(Runner):
         )
 
     def _sent(self, graph: Graph, inputs: PassInputs) -> Inputs:
-        """What `PassInputs.in_call` needs on the device; and tokens that are there, into their places."""
+        """Send the arrays of `PassInputs.in_call`; put tokens that are on the device into their places."""
         more = inputs.orders()
         tensors = send(more, self._pass.device) if more else {}
         if not inputs.on_host:
@@ -291,7 +291,7 @@ class Captured(Runner):
 
 
 def _layout(module: torch.nn.Module) -> list[tuple[Any, ...]]:
-    """How the weights lie in memory, which a compiled pass takes for granted."""
+    """Returns the weights' layout in memory, on which a compiled pass depends."""
     tensors = chain(module.parameters(), module.buffers())
     return [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors]
 

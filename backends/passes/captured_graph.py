@@ -90,7 +90,7 @@ class Graph:
             self._buffer.copy_(host, non_blocking=True)
 
     def __call__(self) -> tuple[Tensor, ...]:
-        """What the pass gives, by the inputs as they stand."""
+        """Returns the outputs of the pass for the inputs as they are."""
         if self._replayed:
             torch.compiler.cudagraph_mark_step_begin()
         modes = _modes(self._buffer.device)
@@ -132,12 +132,12 @@ CHECKED = {
 
 
 def _kept(guards: Sequence[Any]) -> list[bool]:
-    """Which of Dynamo's guards are checked: hundreds would cost as much as a small model's pass."""
+    """Returns which of Dynamo's guards are checked: hundreds would cost as much as a small model's pass."""
     return [
         guard.guard_type in CHECKED and not isinstance(guard.value, torch.nn.Parameter) for guard in guards
     ]
 
 
 def _modes(device: torch.device) -> tuple[bool, ...]:
-    """Of torch's modes those that a program may well switch while rows are being written."""
+    """Returns those of torch's modes that a program may switch while rows are being written."""
     return torch.is_autocast_enabled(device.type), torch.are_deterministic_algorithms_enabled()

@@ -46,7 +46,7 @@ def widths_that_pay(
 
 @attrs.frozen
 class LevelsShape:
-    """Of a captured pass over all levels.
+    """The sizes of a captured pass over all levels.
 
     Attributes:
         first: of its first pass, whose last node is the root.
@@ -72,7 +72,7 @@ class LevelsShape:
         return [self.first.nodes - 1, *(self.first.nodes + below[:-1]).tolist()]
 
     def arrays(self, *, start: int, lengths: Ints, positions: Ints, first: dict[str, Ints | None]) -> Held:
-        """What it reads in addition to what its first pass does.
+        """Returns the arrays that it reads in addition to those of its first pass.
 
         Args:
             start: the slot of the first node.

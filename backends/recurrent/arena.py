@@ -47,7 +47,7 @@ class Place:
 
 
 class Arena:
-    """What one layer keeps of all rows, in tensors that stand.
+    """The states that one layer keeps of all rows, in tensors that stay in place.
 
     Attributes:
         state: committed, `[rows, ...]`.

@@ -1,4 +1,4 @@
-"""How Mamba-2 layers gate their outputs: as the `mamba_ssm` package does, in any number of groups."""
+"""The gate of Mamba-2 layers' outputs, as in the `mamba_ssm` package, in any number of groups."""
 
 from __future__ import annotations
 

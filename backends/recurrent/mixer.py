@@ -1,4 +1,4 @@
-"""What all mixers of recurrent layers share."""
+"""The base of all mixers of recurrent layers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Mixer(torch.nn.Module):
         return self._states.add(layer)
 
     def run(self, layer: LayerState, *new: Tensor) -> Tensor:
-        """What `layer` gives for the nodes of the pass, from `new`; all are `[rows, nodes, ...]`."""
+        """Returns the outputs of `layer` for the pass's nodes, from `new`; all are `[rows, nodes, ...]`."""
         return self._states.run(layer, *new)
 
 

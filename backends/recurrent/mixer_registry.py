@@ -1,4 +1,4 @@
-"""Which mixer stands for which class of layers: the entry points of the group `draftwood.mixers`.
+"""The mixer of every class of layers: the entry points of the group `draftwood.mixers`.
 
 An entry is named after the class it serves, plainly (`Mamba2Mixer`) or with its module
 (`transformers.models.mamba2.modeling_mamba2.Mamba2Mixer`), and leads to a subclass of `Mixer`. Our own are
@@ -59,7 +59,7 @@ def _mixer(name: str) -> type[Mixer]:
 
 
 def _changed(kind: type, base: type) -> list[str]:
-    """What of the methods of `base`, and of what a module calls, the classes below it replace."""
+    """Returns the methods of `base`, or methods that a module calls, that the classes below it replace."""
     above = kind.__mro__[kind.__mro__.index(base) :]
     plain = torch.nn.Module.__mro__
     computing = {"forward", "__call__"}.union(*(vars(cls) for cls in above if cls not in plain))

@@ -1,4 +1,4 @@
-"""What a pass tells the recurrent layers: who sees whom in a tree, or which tokens are text."""
+"""A pass as recurrent layers see it: which nodes see which in a tree, or which tokens are text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Pass:
         self._elsewhere: dict[torch.device, Pass] = {}
 
     def on(self, device: torch.device) -> Pass:
-        """The same for layers on `device`, sent there once."""
+        """Returns it for layers on `device`, sent there once."""
         if device == self.visible.device:
             return self
         if device not in self._elsewhere:
@@ -78,7 +78,7 @@ class Text:
         self._elsewhere: dict[torch.device, Text] = {}
 
     def on(self, device: torch.device) -> Text:
-        """The same for layers on `device`, sent there once."""
+        """Returns it for layers on `device`, sent there once."""
         if device == self.counts.device:
             return self
         if device not in self._elsewhere:
@@ -87,7 +87,7 @@ class Text:
 
     @cached_property
     def kept(self) -> Tensor:
-        """Which tokens are text, bool `[rows, tokens]`."""
+        """Returns which tokens are text, bool `[rows, tokens]`."""
         return torch.arange(self._tokens, device=self.counts.device) < self.counts.unsqueeze(1)
 
     @cached_property
@@ -105,7 +105,7 @@ class Text:
 
 
 class Standing:
-    """Of a captured pass, what its layers share; for tracing.
+    """The tensors that the layers of a captured pass share, for tracing.
 
     Attributes:
         now: who sees whom, among the first `old` columns and the new nodes behind them.

@@ -1,4 +1,4 @@
-"""What the recurrent layers of a model keep during decoding: one committed state, and the nodes beyond it.
+"""The states of a model's recurrent layers during decoding: one committed state, and the nodes beyond it.
 
 A layer keeps a few vectors for every uncommitted node, as attention keeps keys and values, and no state.
 """
@@ -220,7 +220,7 @@ class States:
         return self.layers[-1]
 
     def run(self, layer: LayerState, *new: Tensor) -> Tensor:
-        """What the mixer of `layer` gets for what it gives, in the current pass."""
+        """Returns the mixer's outputs for the inputs of `layer` in the current pass."""
         if self.standing is not None:
             return layer.run_standing(new, self.standing)
         if self._arenas is not None and layer not in self._arenas:
@@ -281,7 +281,7 @@ class States:
         self._now, self._keep = Pass(visible, prompts), keep
 
     def prompts(self, device: torch.device) -> Tensor | None:
-        """Which nodes of the current pass belong to a prompt, bool `[rows, nodes]`; None where all do."""
+        """Returns which nodes of the pass belong to a prompt, bool `[rows, nodes]`; None if all do."""
         if self.standing is not None:
             return self.standing.now.prompts
         return None if self._now is None else self._now.on(device).prompts

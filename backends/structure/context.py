@@ -1,4 +1,4 @@
-"""How long a text a model can hold: the end of its positions, and where its rotation switches.
+"""The longest text of a model: the end of its positions, and where its rotation switches.
 
 `generate()` goes on as long as a model runs. So the length that a configuration names is an end only where
 positions are read from a table of that size, or where that cannot be told.
@@ -104,7 +104,7 @@ def _loses_text(model: Any) -> bool:
 
 
 def _names_in_prepare_inputs(model: Any) -> set[str]:
-    """What the code that prepares a step of `generate()` names."""
+    """Returns the names in the code that prepares a step of `generate()`."""
     inner = getattr(model, "_orig_mod", model)
     prepare: Any = getattr(type(inner), "prepare_inputs_for_generation", None)
     code = getattr(inspect.unwrap(prepare), "__code__", None)

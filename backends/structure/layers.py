@@ -19,7 +19,7 @@ LAYER_LISTS = {"attn_layer_indices", "full_attn_idxs", "hybrid_layer_ids"}
 
 
 def count_layers(model: Any) -> int:
-    """How many decoder layers `model` has that can be left out one by one; 0 where they are not found."""
+    """Returns how many decoder layers of `model` can be left out one by one; 0 if they are not found."""
     return len(decoder_layers(model))
 
 

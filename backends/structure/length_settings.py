@@ -1,4 +1,4 @@
-"""What in a model depends on a text's length, and copies in which it does so within a few tokens.
+"""Settings of a model that depend on a text's length, and copies in which they do so within a few tokens.
 
 Windows, chunks, scales and switches of a rotation begin at hundreds or thousands of tokens, where no cheap
 check looks. A copy over the same weights whose settings are small shows what happens beyond them.
@@ -63,7 +63,7 @@ def with_small_settings(model: Any, names: list[str]) -> Any:
 
 
 def unused_settings(model: Any, names: list[str], text: list[int]) -> list[str]:
-    """Those of these settings that change none of the logits of `text`, which is longer than `SMALL`.
+    """Returns the settings that change none of the logits of `text`, which is longer than `SMALL`.
 
     The model does not use them, or used them when it was built.
     """

@@ -1,4 +1,4 @@
-"""How far back the attention layers of a model look, by the kind of layer."""
+"""The reach of a model's attention layers, by the kind of layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from draftwood.base.errors import UnsupportedModel
 
 @attrs.frozen
 class Reach:
-    """How far back a kind of layer looks; everything when both are None.
+    """The number of positions back that a kind of layer sees; all of them if both are None.
 
     Attributes:
         window: a query sees keys less than this many positions before it.

@@ -28,7 +28,7 @@ def streamed_modules(model: torch.nn.Module) -> list[tuple[torch.nn.Module, Any]
 
 
 def weights_maps(model: torch.nn.Module) -> list[Any]:
-    """What streamed weights are read from. A copy of the model's structure shares it."""
+    """Returns the maps that streamed weights are read from. A copy of the model's structure shares them."""
     return [hook.weights_map for _, hook in streamed_modules(model)]
 
 

@@ -50,7 +50,7 @@ Writer = Callable[[list[int], int], Written]
 
 @attrs.define
 class Line:
-    """What one way of writing took over all prompts.
+    """The time of one engine and method over all prompts.
 
     Attributes:
         seconds: by repetition.

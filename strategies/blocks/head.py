@@ -220,7 +220,7 @@ class BlockHead(Module):
         *,
         depth: int,
     ) -> tuple[Float[Tensor, "*n proposed"], Float[Tensor, "*n state"] | None]:
-        """What the tokens before slots change in their logits, and the state after them.
+        """Returns the change of slots' logits by the tokens before them, and the state after them.
 
         Args:
             tokens: those before the slots.

@@ -1,4 +1,4 @@
-"""What a description says of a head's decoder layers, the same for every kind of head."""
+"""A head's decoder layers as its description gives them, for every kind of head."""
 
 from __future__ import annotations
 

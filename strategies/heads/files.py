@@ -77,7 +77,7 @@ def check_no_model(folder: str | PathLike[str]) -> None:
 
 
 def _opened(folder: Path, file: str, take: Callable[[Any], T]) -> T:
-    """What `take` gives of a file of safetensors."""
+    """Returns the result of `take` on a file of safetensors."""
     if Path(file).name != file:
         raise InvalidInput(f"{INDEX} in {str(folder)!r} names {file!r:.60}, outside its folder.")
     try:

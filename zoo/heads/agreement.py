@@ -49,7 +49,7 @@ def agreement_of_rows(
     taps: Sequence[int],
     depths: int = DEPTHS,
 ) -> tuple[Tensor, Tensor]:
-    """As `agreement_of_text`, of rows that are not read yet."""
+    """Computes `agreement_of_text` of rows that are not read yet."""
     return agreement_of_text(target, head, rows, known_text(target, rows.tokens, taps), depths=depths)
 
 

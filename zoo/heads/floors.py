@@ -1,4 +1,4 @@
-"""What a head must be better than: guesses at a target's text that no head is needed for."""
+"""The floors that a head must exceed: guesses at a target's text that need no head."""
 
 from __future__ import annotations
 

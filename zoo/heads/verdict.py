@@ -24,7 +24,7 @@ _OF_MAP = 0.1  # of first tokens, by which another map must be better before the
 
 @attrs.frozen
 class Verdict:
-    """What `check-head` says of a head.
+    """The verdict of `check-head` on a head.
 
     Attributes:
         broken: it does not follow its target as it was trained to.
