@@ -72,7 +72,7 @@ class LevelsShape:
         return [self.first.nodes - 1, *(self.first.nodes + below[:-1]).tolist()]
 
     def arrays(self, *, start: int, lengths: Ints, positions: Ints, first: dict[str, Ints | None]) -> Held:
-        """Returns the arrays that it reads in addition to those of its first pass.
+        """Returns the arrays that it reads, besides the arrays of its first pass.
 
         Args:
             start: the slot of the first node.

@@ -39,7 +39,7 @@ def with_config(head: Head, change: Mapping[str, Any], *, weights: Mapping[str, 
     Args:
         head: the head.
         change: fields of its configuration.
-        weights: in place of its own, by name.
+        weights: replace its weights, by name.
     """
     made = type(head)
     with torch.device("meta"):

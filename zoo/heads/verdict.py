@@ -1,4 +1,4 @@
-"""Whether a head is broken, and by what: its settings beside the floors that every head stands above."""
+"""Whether a head is broken, and by what: its settings against the floors that every head exceeds."""
 
 from __future__ import annotations
 
