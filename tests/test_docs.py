@@ -45,9 +45,11 @@ def test_the_examples_of_trees_run(tmp_path, monkeypatch, capsys):
 
 def test_the_example_of_heads_runs():
     known: dict[str, Any] = {}
-    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "heads.md").read_text(encoding="utf-8"), re.DOTALL)
-    exec(compile(code, "heads.md", "exec"), known)
+    text = (DOCS / "heads.md").read_text(encoding="utf-8")
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(code, "heads.md", "exec"), known)
     prompt = zoo.tokenizer()("Dear Sir,")["input_ids"]
+    assert known["text"].shape == (1, len(prompt) + 20)
     assert known["decoder"].generate([prompt], max_new_tokens=4).shape == (1, len(prompt) + 4)
 
 

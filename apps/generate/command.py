@@ -175,7 +175,7 @@ def generate(
       draftwood generate --target big/ --drafter small/ -o budget=32 --prompt "Hi"
       draftwood generate --tuned tuned.json --prompt "Hi"
       draftwood generate --target big/ --offload tmp --prompt "Hi"
-      draftwood generate --target big/ --drafter small/ --engine openvino --prompt "Hi"
+      draftwood generate --target big/ --drafter small/ --engine auto --prompt Hi
       draftwood generate --prompt "Hi" --prompt "Dear Sir," --trace t.json
       draftwood generate --json-schema review.json --prompt "A fine film."
       draftwood generate --prompts questions.jsonl --out answers.jsonl --seed 1

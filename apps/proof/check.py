@@ -173,7 +173,8 @@ def check(
     console.print(f"{said}, a {_protocol(type(strategy))}: {len(checks)} checks.")
     if smaller:
         console.print(
-            f"Proofs enumerate a smaller one: {smaller}; as-used samples the one that will be used."
+            f"Proofs enumerate a smaller one: {smaller}; as-used samples the one that will be used.",
+            soft_wrap=True,
         )
     lines = LineWatch(type(strategy))
     with _hypothesis_silent(), never_dropped(), lines:

@@ -204,7 +204,10 @@ def _rounded(model: Any, weights: Weights) -> Any:
     level = told.level
     told.setLevel(logging.ERROR)
     try:
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # of its progress bars
+        with (
+            open(os.devnull, "w", encoding="utf-8") as nowhere,
+            redirect_stdout(nowhere),
+        ):  # of its progress bars
             return nncf.compress_weights(model, **options)
     except Exception as error:
         if machine_fault(error) is not None:

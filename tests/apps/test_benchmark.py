@@ -124,6 +124,7 @@ def test_the_help_parts_times_from_research_and_names_every_measurement(measure,
     assert {line.split()[1] for line in times.splitlines() if line.startswith("│")} == {
         *(
             "captured",
+            "engines",
             "first-token",
             "gpu",
             "kernels",

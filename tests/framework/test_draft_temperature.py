@@ -82,5 +82,5 @@ def test_the_draft_that_was_made_for_temperature_0_is_drawn_from_at_a_higher_one
 
 def test_temperature_0_is_refused():
     target = ToyBackend(ToyModel(7, seed=3))
-    with pytest.raises(InvalidInput, match="temperature is 0"):
+    with pytest.raises(InvalidInput, match="temperature=0: a draft temperature can only be fitted"):
         measured_overlaps(target, ModelDrafter(target), PROMPTS, temperature=0)

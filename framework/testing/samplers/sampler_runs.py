@@ -18,7 +18,7 @@ from draftwood.testing.proofs.enumerator import Enumerator, enumerate_outcomes
 from draftwood.testing.proofs.hidden_randomness import drawn_from, process_states
 from draftwood.testing.proofs.lossless import target_law
 from draftwood.testing.samplers.sampler_cases import PROMPT, Draft, SamplerCase, likely_breaks
-from draftwood.testing.samplers.torch_randomness import RAISED, torch_randomness
+from draftwood.testing.samplers.torch_randomness import RAISED, as_tokens, torch_randomness
 
 Sampler = Callable[[SamplerCase], "Sequence[int] | Tensor"]
 """Takes a draft and returns the tokens that it emits: those accepted, and one more.
@@ -190,9 +190,7 @@ class CheckedSampler:
                 ) from error
             self._blame(draft, f"raises ({type(error).__name__}: {error})", case)
             return RAISED
-        text = tuple(
-            emitted.flatten().tolist() if isinstance(emitted, Tensor) else (int(token) for token in emitted)
-        )
+        text = as_tokens(emitted)
         self._judge(draft, text, target, case)
         return text
 

@@ -310,6 +310,19 @@ def _of_math() -> dict[str, Callable[..., Any]]:
     return {name: either(name, getattr(LazyNumber, name)) for name in ("log", "log1p", "exp", "sqrt")}
 
 
+def as_tokens(returned: Sequence[int] | Tensor) -> tuple[int, ...]:
+    """Returns the tokens that a sampler or a call returned.
+
+    Raises:
+        CannotEnumerate: some of them are random numbers that are not drawn yet.
+    """
+    if isinstance(returned, LazyTensor):
+        raise CannotEnumerate("It returns random numbers that were compared with nothing; give samples=.")
+    if isinstance(returned, Tensor):
+        return tuple(returned.flatten().tolist())
+    return tuple(int(token) for token in returned)
+
+
 def torch_law(run: Callable[[], Sequence[int] | Tensor], *, budget: int = 100_000) -> JointLaw:
     """The exact law of the tokens that `run` returns, where torch is its only chance.
 
@@ -339,11 +352,7 @@ def torch_law(run: Callable[[], Sequence[int] | Tensor], *, budget: int = 100_00
             except Exception as error:
                 fault = fault or f"raises ({type(error).__name__}: {error})"
                 return RAISED
-        return tuple(
-            returned.flatten().tolist()
-            if isinstance(returned, Tensor)
-            else (int(token) for token in returned)
-        )
+        return as_tokens(returned)
 
     law: dict[tuple[int, ...], float] = {}
     runs = 0
