@@ -234,7 +234,8 @@ def _outputs_agree(plain: Any, ours: Any) -> Verdict:
             ):
                 return Verdict("another output", f"{name} of step {step}")
     for name in FLAGS.values():
-        wanted, found = getattr(plain, name), getattr(ours, name)
+        # A `Generation` has neither, and is not asked for them.
+        wanted, found = getattr(plain, name), getattr(ours, name, None)
         if not _same_layers(wanted, found):
             return Verdict("another output", name)
     return Verdict(EQUAL)
