@@ -174,6 +174,8 @@ def test_unseen_chance_beside_given_uniforms_gives_no_verdict() -> None:
         lambda: torch.rand((), dtype=torch.float64) * torch.rand((), dtype=torch.float64),
         lambda: torch.rand(3, dtype=torch.float64).sort().values[0],
         lambda: random.betavariate(1, 1),
+        lambda: np.random.default_rng(0).random(),
+        lambda: np.random.RandomState(seed=3).rand(),
     ],
 )
 def test_what_cannot_be_followed_gives_no_verdict(coin) -> None:

@@ -39,7 +39,8 @@ def assert_decoded_laws(policy: TreePolicy, verifier: Verifier, *, seed: int = 0
     A token's rank by the law that it should have, most likely first, with its own share of it drawn, is
     uniform in [0, 1), whatever came before. The ranks of a run are tested by chi-square: of drafted tokens in
     all, by depth, by number among siblings and by row; of written tokens in all, by row and by the text's
-    length. So any settings can be looked at, and a bias of some size is seen; needs scipy.
+    length. So any settings can be looked at, and a bias of some size is seen; needs scipy. The target's law
+    is the one that the verifier was given: a fault of the decoder before it is not looked for here.
 
     Returns:
         What was drawn, and the smallest bias that would have been seen.

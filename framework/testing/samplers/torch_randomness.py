@@ -291,7 +291,12 @@ def _of_numpy(chance: LazyChance) -> dict[str, Callable[..., Any]]:
     class Generator:
         """The generator that `default_rng` and `RandomState` give."""
 
-        def __init__(self, *_: Any, **__: Any) -> None: ...
+        def __init__(self, seed: Any = None) -> None:
+            if seed is not None:
+                raise CannotEnumerate(
+                    f"A generator of numpy is made with the seed {seed!r:.40} inside the call, so that it gives "
+                    "the same numbers at every call; make it outside and give samples=."
+                )
 
         def __getattr__(self, name: str) -> Any:
             found = {**shared, **legacy, "integers": integers}.get(name)
