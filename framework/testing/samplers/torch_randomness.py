@@ -294,8 +294,8 @@ def _of_numpy(chance: LazyChance) -> dict[str, Callable[..., Any]]:
         def __init__(self, seed: Any = None) -> None:
             if seed is not None:
                 raise CannotEnumerate(
-                    f"A generator of numpy is made with the seed {seed!r:.40} inside the call, so that it gives "
-                    "the same numbers at every call; make it outside and give samples=."
+                    f"A generator of numpy is made with the seed {seed!r:.40} inside the call, so that it "
+                    "gives the same numbers at every call; make it outside and give samples=."
                 )
 
         def __getattr__(self, name: str) -> Any:
