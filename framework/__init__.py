@@ -50,9 +50,9 @@ from draftwood.laws.randomness import CounterRandomness, Randomness, Streams, Ta
 from draftwood.laws.set_laws import FixedTimeSet
 from draftwood.methods.recipe import Recipe
 from draftwood.methods.tuned_method import TunedMethod, read_tuned
-from draftwood.protocols import Drafter, LearningPolicy, StateBackend, TreePolicy, Verifier
+from draftwood.protocols import BatchPolicy, Drafter, LearningPolicy, StateBackend, TreePolicy, Verifier
 from draftwood.protocols.registry import create, load
-from draftwood.trees.growth import Growing, Growth
+from draftwood.trees.growth import WAIT, Growing, Growth, Wait
 from draftwood.trees.level_plan import LevelPlan, Levels
 from draftwood.trees.outcome import Outcome
 from draftwood.trees.request import Request, RequestLog, Requests
@@ -67,6 +67,8 @@ except PackageNotFoundError:  # a source tree that was put on the path without b
 
 __all__ = [
     "ANY_LAW",
+    "WAIT",
+    "BatchPolicy",
     "Constraint",
     "CounterRandomness",
     "Deterministic",
@@ -120,6 +122,7 @@ __all__ = [
     "UnknownStrategy",
     "UnsupportedModel",
     "Verifier",
+    "Wait",
     "WithReplacement",
     "WithoutReplacement",
     "create",

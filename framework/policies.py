@@ -1,5 +1,6 @@
 """The tree policies that come with draftwood, and the classes that a new one may build on."""
 
+from draftwood.strategies.policies.batch_dyspec import BatchDySpec
 from draftwood.strategies.policies.beam import Beam
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.cost_aware import CostAware
@@ -19,6 +20,7 @@ from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
 from draftwood.strategies.policies.wrapper import PolicyWrapper
 
 __all__ = [
+    "BatchDySpec",
     "Beam",
     "BeamPaths",
     "Chain",

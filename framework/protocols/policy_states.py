@@ -1,6 +1,7 @@
 """States of learning policies, passed from round to round and call to call; None for other policies.
 
-A policy that wraps another passes on the inner state by these functions, which accept both kinds of policy.
+Shares of batch policies are made here too, as a round begins. A policy that wraps another passes on the
+inner state by these functions, which accept both kinds of policy.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any, cast
 
 from draftwood.base.errors import InvalidInput
 from draftwood.laws.randomness import Randomness
-from draftwood.protocols import LearningPolicy, TreePolicy
+from draftwood.protocols import BatchPolicy, LearningPolicy, TreePolicy
 from draftwood.trees.growth import Growing, Growth
 from draftwood.trees.outcome import Outcome
 from draftwood.trees.tree import TokenTree
@@ -60,7 +61,9 @@ def row_states(policy: TreePolicy, initial: Any, rows: int) -> list[Any]:
 
 
 def grow(policy: TreePolicy, root: int, rng: Randomness, state: Any) -> Growing:
-    """Call `policy.grow`, with `state` where the policy learns."""
+    """Call `policy.grow` for a row by itself, with `state` where the policy learns."""
+    if policy.scope == "batch":
+        return _grow_together(policy, [root], [rng], [state])[0]
     if not policy.learns:
         return policy.grow(root, rng)
     return _learning(policy).grow(root, rng, state)
@@ -70,8 +73,22 @@ def growth(
     policy: TreePolicy, roots: Sequence[int], rngs: Sequence[Randomness], states: Sequence[Any]
 ) -> Growth:
     """The trees of all rows of a round, about to grow: one under each of `roots`, by its own stream."""
+    if policy.scope == "batch":
+        return Growth(_grow_together(policy, roots, rngs, states), rngs)
     rows = zip(roots, rngs, states, strict=True)
     return Growth([grow(policy, root, rng, state) for root, rng, state in rows], rngs)
+
+
+def _grow_together(
+    policy: TreePolicy, roots: Sequence[int], rngs: Sequence[Randomness], states: Sequence[Any]
+) -> list[Growing]:
+    together = cast(BatchPolicy[Any], policy)
+    shares = together.share(states)
+    if len(shares) != len(roots):
+        raise InvalidInput(
+            f"share() of {policy} gave {len(shares)} shares for {len(roots)} rows; return one for each."
+        )
+    return [together.grow(root, rng, share) for root, rng, share in zip(roots, rngs, shares, strict=True)]
 
 
 def observe(policy: TreePolicy, state: Any, outcome: Outcome, tree: TokenTree) -> Any:

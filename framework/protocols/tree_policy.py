@@ -1,8 +1,9 @@
-"""`TreePolicy` and `LearningPolicy`: which tree to grow."""
+"""`TreePolicy`, `LearningPolicy` and `BatchPolicy`: which tree to grow."""
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, TypeVar
 
 from draftwood.laws.proposals import Proposal
 from draftwood.laws.randomness import Randomness
@@ -11,6 +12,7 @@ from draftwood.trees.outcome import Outcome
 from draftwood.trees.tree import TokenTree
 
 State = TypeVar("State")
+Share = TypeVar("Share")
 
 
 class TreePolicy(Protocol):
@@ -30,6 +32,7 @@ class TreePolicy(Protocol):
             look at several siblings at once only accept such policies.
         branches: whether a node may have more than one child.
         learns: whether it is a `LearningPolicy`, whose trees depend on earlier outcomes.
+        scope: `"row"` where a tree depends on nothing of other rows; `"batch"` for a `BatchPolicy`.
         source: paper and algorithm.
     """
 
@@ -37,6 +40,7 @@ class TreePolicy(Protocol):
     adaptive: bool = False
     branches: bool = True
     learns: bool = False
+    scope: Literal["row", "batch"] = "row"
     source: str = ""
 
     def grow(self, root: int, rng: Randomness) -> Growing:
@@ -85,4 +89,34 @@ class LearningPolicy(TreePolicy, Protocol[State]):
             tree: as `grow` returned it, with its note; without levels beyond the text's limit. Its
                 distributions are overwritten in the next round.
         """
+        ...
+
+
+class BatchPolicy(TreePolicy, Protocol[Share]):
+    """A policy whose trees of one round depend on each other, such as trees under one budget.
+
+    Rows see each other through a share that each of them gets: `share` makes those of a round, and `grow`
+    takes its row's. A growth that needs what all rows have drawn yields `WAIT`; it goes on when every row
+    waits or is grown.
+
+    Law P holds for all rows jointly. Whether a node is kept may depend on any row's draws, except on the
+    node's own token and the draws below it. The texts of all rows then have the product of the targets' laws,
+    while the text that a seed gives may change with the rows beside it.
+
+    A batch policy that learns takes the states of its rows in `share`.
+    """
+
+    scope: Literal["row", "batch"] = "batch"
+
+    def share(self, states: Sequence[Any]) -> Sequence[Share]:
+        """Returns a share for each row of a round that begins.
+
+        Args:
+            states: of the rows, as `LearningPolicy.observe` gave them; None for each row of a policy that
+                does not learn.
+        """
+        ...
+
+    def grow(self, root: int, rng: Randomness, share: Share | None = None) -> Growing:
+        """Grow a tree as `TreePolicy.grow` does, by the row's `share`; None is that of a single row."""
         ...

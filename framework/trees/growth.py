@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -18,7 +18,18 @@ from draftwood.trees.siblings import FollowedLevels, Opening, open_nodes
 from draftwood.trees.tree import TokenTree
 from draftwood.trees.tree_batch import TreeBatch
 
-Growing = Generator[Request | Opening, Any, TokenTree]
+
+@final
+class Wait:
+    """Waits until no row of the round asks for anything; made once, as `WAIT`."""
+
+    __slots__ = ()
+
+
+WAIT = Wait()
+"""Yielded by the `grow` of a `BatchPolicy`: go on when every other row waits too, or is grown."""
+
+Growing = Generator[Request | Opening | Wait, Any, TokenTree]
 """The generator of `TreePolicy.grow`: it yields requests, receives answers, and returns the tree."""
 
 
@@ -43,6 +54,7 @@ class Growth:
         self._grown: list[TokenTree | None] = [None] * len(growing)
         self._levels: list[Tensor] = []
         self._asked: list[Request | Opening | None] = []
+        self._waiting: list[int] = []
         self.requests: Requests | None = None
         self._ask([None] * len(growing), first=True)
 
@@ -99,16 +111,35 @@ class Growth:
         return TreeBatch.of(builders, laws.pop() if laws else Deterministic, self._levels)
 
     def _ask(self, answers: Sequence[Any], *, first: bool = False) -> None:
-        """Send every row that waits its answer, and take its next request."""
+        """Send every row that has an answer its own, and take its next request."""
         asked: list[Request | Opening | None] = [None] * len(answers)
         for row, answer in enumerate(answers):
             if first or answer is not None:
-                try:
-                    asked[row] = _request(self._growing[row].send(answer))
-                except StopIteration as finished:
-                    self._grown[row] = _tree(finished.value)
-        self._asked = asked
+                asked[row] = self._next(row, answer)
         self.requests = _merged(asked)
+        while self.requests is None and self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for row in waiting:
+                asked[row] = self._next(row, None)
+            self.requests = _merged(asked)
+            if self.requests is None and self._waiting == waiting:
+                raise InvalidTree(
+                    "A policy's `grow` waits for other rows, and waits again when all of them wait; "
+                    "return the tree, or ask for something."
+                )
+        self._asked = asked
+
+    def _next(self, row: int, answer: Any) -> Request | Opening | None:
+        """The next request of a row; None where it waits, or its tree is grown."""
+        try:
+            asked = self._growing[row].send(answer)
+        except StopIteration as finished:
+            self._grown[row] = _tree(finished.value)
+            return None
+        if isinstance(asked, Wait):
+            self._waiting.append(row)
+            return None
+        return _request(asked)
 
 
 def by_distributions(growing: Growing, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:

@@ -8,6 +8,7 @@ import math
 import attrs
 
 from draftwood import (
+    WAIT,
     Deterministic,
     Growing,
     LevelPlan,
@@ -21,6 +22,58 @@ from draftwood.strategies.acceptance_vectors import as_acceptance
 from draftwood.strategies.laws import as_law
 from draftwood.strategies.likely_paths import most_likely_tree
 from draftwood.strategies.policies.dyspec import GreedyTree, sampled_alone, sampled_or_top
+
+
+class LargestValues:
+    """The slots worth most, of one tree or of the trees of several rows.
+
+    Attributes:
+        heap: the `count` largest values so far, the smallest first: the bar for new ones.
+        rows: trees that grow under it.
+    """
+
+    __slots__ = ("_kept", "_slots", "count", "heap", "rows")
+
+    def __init__(self, count: int, threshold: float, *, rows: int = 1) -> None:
+        """No slots yet.
+
+        Args:
+            count: slots that are kept.
+            threshold: slots of no more than this value are left out.
+            rows: as above.
+        """
+        self.count, self.rows = count, rows
+        self.heap = [threshold] * count
+        self._slots: list[list[tuple[float, int, int]]] = []
+        self._kept: list[list[int]] | None = None
+
+    def enter(self, slots: list[tuple[float, int, int]]) -> int:
+        """Enter a drawn tree: of every node, the root first, value, depth and number among its siblings.
+
+        Returns:
+            The tree's number, for `kept`.
+        """
+        self._slots.append(slots)
+        return len(self._slots) - 1
+
+    def kept(self, tree: int) -> list[int] | None:
+        """Returns the nodes of a tree that are among the largest, ascending; None where all trees keep all.
+
+        Of equal values the higher node stays, then the earlier sibling, then the earlier tree and node: no
+        token decides, nor how many are drawn at once.
+        """
+        if sum(map(len, self._slots)) <= self.count + len(self._slots):
+            return None
+        if self._kept is None:
+            ranked = sorted(
+                (-value, depth, rank, number, node)
+                for number, slots in enumerate(self._slots)
+                for node, (value, depth, rank) in enumerate(slots)
+            )
+            self._kept = [[] for _ in self._slots]
+            for *_, number, node in ranked[: self.count + len(self._slots)]:
+                self._kept[number].append(node)
+        return sorted(self._kept[tree])
 
 
 @attrs.frozen
@@ -56,13 +109,14 @@ class LayeredDySpec(GreedyTree):
             depth, budget = self.depth or self.budget, self.budget
             plan = LevelPlan(depth, budget, branching=budget, budget=budget, threshold=self.threshold)
             return most_likely_tree(root, plan, announced=self.depth is not None)
-        return self._sampled(root)
+        return self.layers(root, LargestValues(self.budget, self.threshold))
 
-    def _sampled(self, root: int) -> Growing:
+    def layers(self, root: int, largest: LargestValues) -> Growing:
+        """Grow the tree layer by layer; `largest` may be shared with the trees of other rows."""
         tree = TreeBuilder(root)
         path_probs = [1.0]  # the draft's probability of the path to every node
         values, ranks = [math.inf], [0]  # of the slot that every node was drawn in, and among siblings
-        best = [self.threshold] * self.budget  # the largest values so far; best[0] is the bar for new ones
+        best = largest.heap
         level, depth = [0], 0
         while level and depth != self.depth:
             bar = 0.0 if self.acceptance else best[0] * (1 - 1e-5)  # a little less, since a GPU rounds
@@ -98,11 +152,10 @@ class LayeredDySpec(GreedyTree):
                 if path_prob > best[0]:
                     level.append(child)
             depth += 1
-        if len(tree) > self.budget + 1:
-            # Of equal values the higher node stays, then the earlier sibling, then the earlier node: no token
-            # decides, nor how many are drawn at once.
-            ranked = sorted(
-                range(len(values)), key=lambda node: (-values[node], tree.depths[node], ranks[node])
-            )
-            tree.keep(sorted(ranked[: self.budget + 1]))
+        slots = list(zip(values, tree.depths, ranks, strict=True))
+        row = largest.enter(slots)
+        if largest.rows > 1:
+            yield WAIT
+        if (kept := largest.kept(row)) is not None:
+            tree.keep(kept)
         return tree.finish()

@@ -14,6 +14,7 @@ from draftwood.base.validators import at_least
 from draftwood.protocols import registry
 from draftwood.protocols.compatibility import needs_several_drafters
 from draftwood.strategies.laws import as_law
+from draftwood.strategies.policies.wrapper import as_policy
 from draftwood.trees.growth import by_distributions
 
 Text = tuple[int, ...]
@@ -60,7 +61,7 @@ class Mixture(TreePolicy):
     source = "SpecInfer, section 3 (merge-based)"
 
     def __attrs_post_init__(self) -> None:
-        for member in self.members(max(2, len(self.policy))):
+        for member in map(as_policy, self.members(max(2, len(self.policy)))):
             if member.learns:
                 raise InvalidInput(
                     f"{member} learns from outcomes, and that of a merged tree is not its own; turn that off."

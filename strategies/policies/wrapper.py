@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from draftwood import Proposal, TreePolicy
+from draftwood import InvalidInput, Proposal, TreePolicy
 from draftwood.protocols import registry
 
 
 def as_policy(policy: TreePolicy | str) -> TreePolicy:
-    """`policy`, or the registered one of that name."""
-    return registry.create("policies", policy) if isinstance(policy, str) else policy
+    """Returns `policy`, or the registered one of that name.
+
+    Raises:
+        InvalidInput: its trees depend on the rows beside them, which a policy around it does not see.
+    """
+    policy = registry.create("policies", policy) if isinstance(policy, str) else policy
+    if policy.scope == "batch":
+        raise InvalidInput(
+            f"{type(policy).__name__} grows the trees of all rows together, and no policy can wrap it; give "
+            "one whose scope is 'row', such as layered-dyspec."
+        )
+    return policy
 
 
 class PolicyWrapper(TreePolicy):

@@ -13,6 +13,7 @@ from draftwood.testing import ToyBackend, ToyModel
 from draftwood.testing.models.proof_models import PROOF_MODELS
 from draftwood.testing.models.small_strategies import fits, small_policies, small_verifiers, toy_drafter
 from draftwood.testing.proofs.enumerator import enumerate_outcomes
+from draftwood.testing.proofs.joint_rows import joint_rows_law
 from draftwood.testing.proofs.proposal_law import grow_tree
 from tests.strategies.profiled import profiled
 
@@ -56,6 +57,8 @@ def test_a_policy_grows_by_the_same_functions_where_it_is_proved_and_where_it_ru
     def proved() -> None:
         for _ in enumerate_outcomes(lambda rng: grow_tree(policy, drafter, prompt=(2, 0, 2), rng=rng)):
             pass
+        if policy.scope == "batch":
+            joint_rows_law(policy, verifier, PROOF_MODELS[:3])
 
     verifier = next(one.strategy for one in small_verifiers() if fits(policy, one.strategy))
     target = ToyBackend(ToyModel(vocab_size=3, seed=1))

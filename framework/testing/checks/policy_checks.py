@@ -19,6 +19,7 @@ from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.models.proof_models import (
     PROOF_MODELS,
     VOCAB,
+    WIDE_MODELS,
     ProofModels,
     bigram_models,
     large_models,
@@ -31,6 +32,7 @@ from draftwood.testing.proofs.decoded_laws import assert_decoded_laws
 from draftwood.testing.proofs.enumerator import enumerate_outcomes
 from draftwood.testing.proofs.grown_rows import assert_rows_alike
 from draftwood.testing.proofs.hidden_randomness import forbid_hidden_randomness
+from draftwood.testing.proofs.joint_rows import assert_rows_lossless
 from draftwood.testing.proofs.learnt_states import learnt_states
 from draftwood.testing.proofs.lossless import assert_lossless
 from draftwood.testing.proofs.proposal_law import assert_proposal_law, grow_tree
@@ -38,6 +40,9 @@ from draftwood.testing.proofs.row_isolation import assert_rows_isolated
 from draftwood.trees.tree import TokenTree
 
 PROMPT = (2, 0, 2)
+
+MANY_ROWS = 24
+"""Rows among which a shared budget binds."""
 
 _DEEPER = {"length": 4, "depth": 4, "budget": 6, "branching": 1, "paths": 1, "width": 1}
 """Settings that make a policy's trees deep, and keep them few."""
@@ -56,7 +61,10 @@ def policy_checks(
     # What is not a function of its rng has no law, so this comes before the laws.
     yield "repeatable", partial(check_repeatable, policy)
     yield "interleaved", partial(check_interleaved, policy)
-    yield "rows-at-once", partial(check_rows_at_once, policy)
+    if policy.scope == "batch":
+        yield "rows-jointly", partial(check_rows_jointly, policy)
+    else:
+        yield "rows-at-once", partial(check_rows_at_once, policy, used)
     yield "proposal-law", partial(check_proposal_law, policy)
     if policy.learns:
         yield "learnt", partial(check_learnt, policy)
@@ -78,6 +86,9 @@ def policy_checks(
 def check_declaration(policy: TreePolicy, models: int) -> None:
     """It declares the laws of its trees, and whether they are adaptive, branch, or change by learning."""
     assert_declared(policy, "adaptive", "branches", "learns")
+    assert policy.scope in ("row", "batch"), (
+        f"scope is {policy.scope!r}; declare 'row', or 'batch' where rows of a round share a budget."
+    )
 
 
 def check_as_used(policy: TreePolicy, models: int) -> str:
@@ -92,16 +103,39 @@ def check_as_used(policy: TreePolicy, models: int) -> str:
     return assert_decoded_laws(policy, verifier)
 
 
-def check_rows_at_once(policy: TreePolicy, models: int) -> None:
-    """Rows that grow together, as in decoding, get the same trees as one by one."""
+def check_rows_at_once(policy: TreePolicy, used: TreePolicy | None, models: int) -> None:
+    """Rows that grow together, as in decoding, get the same trees as one by one.
+
+    At the settings that will be used, many rows are grown, so that a budget that they share would bind.
+    """
     for toys in PROOF_MODELS[:2]:
+        assert_rows_alike(policy, [_draft_of(policy, toys)] * 3, vocab_size=VOCAB, seeds=8)
+    if used is not None:
+        (toys,) = WIDE_MODELS
+        draft = _draft_of(used, toys)
+        assert_rows_alike(used, [draft] * MANY_ROWS, vocab_size=toys.draft.vocab_size, seeds=1)
 
-        def draft(path: Sequence[int], toys: ProofModels = toys) -> Tensor:
-            if needs_several_drafters(policy):
-                return torch.stack([model.probs(path) for model in toys.drafts])
-            return toys.drafts[0].probs(path)
 
-        assert_rows_alike(policy, [draft] * 3, vocab_size=VOCAB, seeds=8)
+def _draft_of(policy: TreePolicy, toys: ProofModels) -> Callable[[Sequence[int]], Tensor]:
+    def draft(path: Sequence[int]) -> Tensor:
+        if needs_several_drafters(policy):
+            return torch.stack([model.probs(path) for model in toys.drafts])
+        return toys.draft.probs(path)
+
+    return draft
+
+
+def check_rows_jointly(policy: TreePolicy, models: int) -> None:
+    """Two and three rows whose trees grow together write the product of the targets' laws."""
+    verifier = registry.create("verifiers", "recursive-rejection")
+    if not fits(policy, verifier):
+        names = registry.names("verifiers")
+        lossless = (registry.create("verifiers", name) for name in names)
+        fitting = (one for one in lossless if one.lossless and not one.greedy and fits(policy, one))
+        verifier = next(fitting, None)
+        assert verifier is not None, f"no lossless verifier here judges the trees of {policy}."
+    for rows in (PROOF_MODELS[:2], PROOF_MODELS[1:3], PROOF_MODELS[:3]):
+        assert_rows_lossless(policy, verifier, rows)
 
 
 def check_proposal_law(policy: TreePolicy, models: int) -> None:

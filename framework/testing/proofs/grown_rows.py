@@ -123,8 +123,9 @@ def assert_rows_alike(policy: TreePolicy, drafts: Sequence[Draft], *, vocab_size
             if found is not None:
                 raise LawBroken(
                     f"Row {row} of {len(drafts)} has {found}.",
-                    likely="what one row draws or keeps reaches another: something is kept on self, or a "
-                    "stream other than the row's own is drawn from.",
+                    likely="what one row draws or keeps reaches another: something is kept on self, a stream "
+                    "other than the row's own is drawn from, or rows share a budget (then derive from "
+                    "draftwood.BatchPolicy, whose scope is 'batch').",
                 )
         _assert_planned_alike(policy, roots, drafts)
 
