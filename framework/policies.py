@@ -17,6 +17,7 @@ from draftwood.strategies.policies.sequoia import Sequoia
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.policies.stochastic_beam import StochasticBeam
 from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
+from draftwood.strategies.policies.throughput_dyspec import ThroughputDySpec
 from draftwood.strategies.policies.wrapper import PolicyWrapper
 
 __all__ = [
@@ -39,4 +40,5 @@ __all__ = [
     "StaticTree",
     "StochasticBeam",
     "ThresholdDySpec",
+    "ThroughputDySpec",
 ]

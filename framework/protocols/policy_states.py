@@ -83,7 +83,7 @@ def _grow_together(
     policy: TreePolicy, roots: Sequence[int], rngs: Sequence[Randomness], states: Sequence[Any]
 ) -> list[Growing]:
     together = cast(BatchPolicy[Any], policy)
-    shares = together.share(states)
+    shares = together.share([first_state(policy) if state is None else state for state in states])
     if len(shares) != len(roots):
         raise InvalidInput(
             f"share() of {policy} gave {len(shares)} shares for {len(roots)} rows; return one for each."

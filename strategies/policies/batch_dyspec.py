@@ -37,4 +37,4 @@ class BatchDySpec(LayeredDySpec, BatchPolicy[LargestValues]):
         return [largest] * len(states)
 
     def grow(self, root: int, rng: Randomness, share: LargestValues | None = None) -> Growing:
-        return self.layers(root, share or LargestValues(self.budget, self.threshold))
+        return self.layers(root, share or LargestValues(self.budget, self.threshold), self.depth)

@@ -56,6 +56,11 @@ class LargestValues:
         self._slots.append(slots)
         return len(self._slots) - 1
 
+    def values(self, tree: int) -> tuple[float, ...]:
+        """Returns the values of the drafted nodes that a tree keeps, in its order."""
+        slots, kept = self._slots[tree], self.kept(tree)
+        return tuple(slots[node][0] for node in (range(len(slots)) if kept is None else kept))[1:]
+
     def kept(self, tree: int) -> list[int] | None:
         """Returns the nodes of a tree that are among the largest, ascending; None where all trees keep all.
 
@@ -109,16 +114,16 @@ class LayeredDySpec(GreedyTree):
             depth, budget = self.depth or self.budget, self.budget
             plan = LevelPlan(depth, budget, branching=budget, budget=budget, threshold=self.threshold)
             return most_likely_tree(root, plan, announced=self.depth is not None)
-        return self.layers(root, LargestValues(self.budget, self.threshold))
+        return self.layers(root, LargestValues(self.budget, self.threshold), self.depth)
 
-    def layers(self, root: int, largest: LargestValues) -> Growing:
-        """Grow the tree layer by layer; `largest` may be shared with the trees of other rows."""
+    def layers(self, root: int, largest: LargestValues, most: int | None) -> Growing:
+        """Grow the tree layer by layer, `most` layers; other rows may grow theirs by the same `largest`."""
         tree = TreeBuilder(root)
         path_probs = [1.0]  # the draft's probability of the path to every node
         values, ranks = [math.inf], [0]  # of the slot that every node was drawn in, and among siblings
         best = largest.heap
         level, depth = [0], 0
-        while level and depth != self.depth:
+        while level and depth != most:
             bar = 0.0 if self.acceptance else best[0] * (1 - 1e-5)  # a little less, since a GPU rounds
             floors = [bar / path_probs[node] for node in level]
             drawn = yield tree.open(level, self.law, ahead=self.budget, floors=floors)
