@@ -95,13 +95,13 @@ class LearningPolicy(TreePolicy, Protocol[State]):
 class BatchPolicy(TreePolicy, Protocol[Share]):
     """A policy whose trees of one round depend on each other, such as trees under one budget.
 
-    Rows see each other through a share that each of them gets: `share` makes those of a round, and `grow`
+    Rows see each other through a share that each of them gets: `share` makes them for a round, and `grow`
     takes its row's. A growth that needs what all rows have drawn yields `WAIT`; it goes on when every row
     waits or is grown.
 
     Law P holds for all rows jointly. Whether a node is kept may depend on any row's draws, except on the
     node's own token and the draws below it. The texts of all rows then have the product of the targets' laws,
-    while the text that a seed gives may change with the rows beside it.
+    while the text that a seed gives may change with the other rows.
 
     A batch policy that learns takes the states of its rows in `share`.
     """

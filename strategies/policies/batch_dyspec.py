@@ -20,8 +20,8 @@ class BatchDySpec(LayeredDySpec, BatchPolicy[LargestValues]):
     however many rows share it.
 
     A slot's value is fixed before its token is known, and is at least that of every slot below it. Whether a
-    node stays depends on the values of larger slots alone, in any row, so law P holds for all rows jointly.
-    The law of a row's text is the target's; the text that a seed gives may change with the rows beside it.
+    node stays depends on the values of larger slots only, in any row, so law P holds for all rows jointly.
+    The law of a row's text is the target's; the text that a seed gives may change with the other rows.
 
     Attributes:
         budget: nodes in the trees of all rows of a round together.

@@ -29,20 +29,21 @@ class LargestValues:
 
     Attributes:
         heap: the `count` largest values so far, the smallest first: the bar for new ones.
+        later: slots of no more than this value are left out where they are not the first of their node.
         rows: trees that grow under it.
     """
 
-    __slots__ = ("_kept", "_slots", "count", "heap", "rows")
+    __slots__ = ("_kept", "_slots", "count", "heap", "later", "rows")
 
-    def __init__(self, count: int, threshold: float, *, rows: int = 1) -> None:
+    def __init__(self, count: int, threshold: float, *, later: float = 0.0, rows: int = 1) -> None:
         """No slots yet.
 
         Args:
             count: slots that are kept.
             threshold: slots of no more than this value are left out.
-            rows: as above.
+            later, rows: as above.
         """
-        self.count, self.rows = count, rows
+        self.count, self.later, self.rows = count, later, rows
         self.heap = [threshold] * count
         self._slots: list[list[tuple[float, int, int]]] = []
         self._kept: list[list[int]] | None = None
@@ -56,10 +57,10 @@ class LargestValues:
         self._slots.append(slots)
         return len(self._slots) - 1
 
-    def values(self, tree: int) -> tuple[float, ...]:
-        """Returns the values of the drafted nodes that a tree keeps, in its order."""
-        slots, kept = self._slots[tree], self.kept(tree)
-        return tuple(slots[node][0] for node in (range(len(slots)) if kept is None else kept))[1:]
+    def slots(self, tree: int) -> tuple[tuple[float, int, int], ...]:
+        """Returns value, depth and number among siblings of the drafted nodes that a tree keeps, in order."""
+        entered, kept = self._slots[tree], self.kept(tree)
+        return tuple(entered[node] for node in (range(len(entered)) if kept is None else kept))[1:]
 
     def kept(self, tree: int) -> list[int] | None:
         """Returns the nodes of a tree that are among the largest, ascending; None where all trees keep all.
@@ -139,7 +140,7 @@ class LayeredDySpec(GreedyTree):
             while waiting and (value := -waiting[0][0]) > best[0]:
                 _, rank, index = waiting[0]
                 node, slots = level[index], opened[index]
-                if not slots.draw():
+                if (rank and value <= largest.later) or not slots.draw():
                     heapq.heappop(waiting)
                     continue
                 heapq.heapreplace(best, value)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -40,13 +42,18 @@ TRIAL = 24
 TRYING = 2
 """Rows that do so at a time."""
 
-_DOUBT = 1.0
-"""Rounds without an accepted node that every depth and value begins with."""
+_ASSUMED = 2.0
+_LIKE = 0.9
+"""Before it is tried, a depth is assumed to have 0.9 times the nodes and the success of the one above it, as
+if two rounds had shown that."""
+
+SHAPE = (2, DEPTHS, BINS)
+"""Numbers that are counted: first children and later ones, by depth, by value."""
 
 
 @attrs.frozen
 class ThroughputState:
-    """Fading sums over the rounds of a row, by depth and value: `DEPTHS * BINS` numbers each.
+    """Fading sums over the rounds of a row, `SHAPE` numbers each, flat.
 
     Attributes:
         age: rounds, without fading.
@@ -56,32 +63,42 @@ class ThroughputState:
     """
 
     age: int = 0
-    rounds: tuple[float, ...] = (0.0,) * (DEPTHS * BINS)
-    nodes: tuple[float, ...] = (0.0,) * (DEPTHS * BINS)
-    accepted: tuple[float, ...] = (0.0,) * (DEPTHS * BINS)
+    rounds: tuple[float, ...] = (0.0,) * math.prod(SHAPE)
+    nodes: tuple[float, ...] = (0.0,) * math.prod(SHAPE)
+    accepted: tuple[float, ...] = (0.0,) * math.prod(SHAPE)
 
 
 @attrs.frozen
 class RoundPlan:
-    """How the trees of a round grow.
+    """The shape that the trees of a round may take.
 
     Attributes:
         depth: layers; 0 is ordinary decoding.
-        bins: slots in this many bins of values are drawn.
+        first: first children are drawn from slots in this many bins of values.
+        later: later children, in this many; none make a chain.
     """
 
     depth: int = 0
-    bins: int = 0
-
-    @property
-    def floor(self) -> float:
-        """The value above which slots are drawn."""
-        return FLOORS[self.bins - 1]
+    first: int = 0
+    later: int = 0
 
     @property
     def wider(self) -> RoundPlan:
-        """Returns the plan of a round that tries more."""
-        return RoundPlan(min(self.depth + 2, DEPTHS), min(self.bins + 2, BINS))
+        """Returns the plan of a round that tries more.
+
+        First children of any value are tried: a flat draft may be right as often as a sure one.
+        """
+        return RoundPlan(min(self.depth + 2, DEPTHS), BINS, min(self.later + 2, BINS))
+
+    @cached_property
+    def cells(self) -> list[int]:
+        """Returns where nodes may lie, in a flat array of `SHAPE`."""
+        return [
+            _cell(kind, depth, value)
+            for kind, bins in enumerate((self.first, self.later))
+            for depth in range(self.depth)
+            for value in range(bins)
+        ]
 
 
 @attrs.frozen
@@ -95,7 +112,7 @@ class ThroughputDySpec(LayeredDySpec, LearningPolicy[ThroughputState], BatchPoli
     ordinary decoding, nothing is drafted. Now and then two rows grow more than pays, to see whether it does.
 
     All of this is known before a token of the round is drawn, so law P holds for each row. The text that a
-    seed gives may change with the rows beside it, and its law does not.
+    seed gives may change with the other rows, and its law does not.
 
     Attributes:
         budget: nodes in a row's tree at most.
@@ -130,42 +147,44 @@ class ThroughputDySpec(LayeredDySpec, LearningPolicy[ThroughputState], BatchPoli
         if any(not isinstance(state, ThroughputState) for state in states):
             raise InvalidInput("A state is no ThroughputState; give the states that this policy left.")
         rounds, nodes, accepted = (
-            np.array([getattr(state, name) for state in states]).sum(0).reshape(DEPTHS, BINS)
+            np.array([getattr(state, name) for state in states]).sum(0).reshape(SHAPE)
             for name in ("rounds", "nodes", "accepted")
         )
-        nodes, accepted = nodes / np.maximum(rounds, 1e-9), accepted / (rounds + _DOUBT)
+        nodes, accepted = _expected(nodes, rounds), _expected(accepted, rounds)
+        # One row's tree by depth, bins of first children, and bins of later ones, the last index none.
+        nodes, accepted = (_by_plan(of_cells) for of_cells in (nodes, accepted))
         rows = len(states)
-        # Of a tree down to a depth, with slots down to a value; its root brings a token too.
-        tokens = rows * (1 + accepted.cumsum(0).cumsum(1))
-        sizes = rows * (1 + nodes.cumsum(0).cumsum(1))
-        opened = rows * np.vstack([np.ones((1, BINS)), nodes.cumsum(1)[:-1]])
+        tokens, sizes = rows * (1 + accepted.cumsum(0)), rows * (1 + nodes.cumsum(0))
+        opened = rows * np.concatenate([np.ones_like(nodes[:1]), nodes[:-1]])
         times = _times(self.target_time, sizes) + _times(self.draft_time, opened).cumsum(0)
         rates = tokens / times
-        depth, value = divmod(int(rates.argmax()), BINS)
-        if rates[depth, value] <= rows / self.target_time(rows):
+        depth, first, later = (int(place) for place in np.unravel_index(rates.argmax(), rates.shape))
+        if rates[depth, first, later] <= rows / self.target_time(rows):
             return RoundPlan()
-        return RoundPlan(depth + 1, value + 1)
+        return RoundPlan(depth + 1, first + 1, later)
 
     def grow(self, root: int, rng: Randomness, share: RoundPlan | None = None) -> Growing:
         plan = self.plan([self.first_state()]) if share is None else share
         if not plan.depth:
             return attrs.evolve(TreeBuilder(root).finish(), note=(plan, ()))
-        largest = LargestValues(self.budget, max(self.threshold, plan.floor))
+        largest = LargestValues(
+            self.budget,
+            max(self.threshold, FLOORS[plan.first - 1]),
+            later=FLOORS[plan.later - 1] if plan.later else 1.0,
+        )
         tree = yield from self.layers(root, largest, min(plan.depth, self.depth or DEPTHS))
-        return attrs.evolve(tree, note=(plan, largest.values(0)))
+        return attrs.evolve(tree, note=(plan, largest.slots(0)))
 
     def observe(self, state: ThroughputState, outcome: Outcome, tree: TokenTree) -> ThroughputState:
         assert isinstance(tree.note, tuple)
-        plan, values = tree.note
-        depths = tree.depths.tolist()
+        plan, slots = tree.note
         # What the limit cut off the tree are its last levels.
-        cells = [(depth - 1) * BINS + _bin(value) for depth, value in zip(depths[1:], values, strict=False)]
-        covered = [depth * BINS + value for depth in range(plan.depth) for value in range(plan.bins)]
+        cells = [_cell(rank > 0, depth - 1, _bin(value)) for value, depth, rank in slots[: len(tree) - 1]]
         rounds, nodes, accepted = list(state.rounds), list(state.nodes), list(state.accepted)
         for sums in (rounds, nodes, accepted):
-            for cell in covered:
+            for cell in plan.cells:
                 sums[cell] *= self.memory
-        for cell in covered:
+        for cell in plan.cells:
             rounds[cell] += 1
         for cell in cells:
             nodes[cell] += 1
@@ -174,7 +193,29 @@ class ThroughputDySpec(LayeredDySpec, LearningPolicy[ThroughputState], BatchPoli
         return ThroughputState(state.age + 1, tuple(rounds), tuple(nodes), tuple(accepted))
 
 
-def _times(time: PassTime, tokens: Float[np.ndarray, "depths bins"]) -> Float[np.ndarray, "depths bins"]:
+def _cell(kind: int, depth: int, value: int) -> int:
+    return (kind * DEPTHS + depth) * BINS + value
+
+
+def _expected(
+    sums: Float[np.ndarray, "kinds depths bins"], rounds: Float[np.ndarray, "kinds depths bins"]
+) -> Float[np.ndarray, "kinds depths bins"]:
+    """Returns means over rounds; a depth that was hardly tried is thought to be much like the one above."""
+    means = sums.copy()
+    means[:, 0] /= np.maximum(rounds[:, 0], 1e-9)
+    for depth in range(1, DEPTHS):
+        assumed = _ASSUMED * _LIKE * means[:, depth - 1]
+        means[:, depth] = (sums[:, depth] + assumed) / (rounds[:, depth] + _ASSUMED)
+    return means
+
+
+def _by_plan(cells: Float[np.ndarray, "kinds depths bins"]) -> Float[np.ndarray, "depths first later"]:
+    """Returns the sums of the cells that every plan covers, at each depth by itself."""
+    first, later = cells.cumsum(-1)
+    return first[:, :, None] + np.concatenate([np.zeros((DEPTHS, 1)), later], 1)[:, None, :]
+
+
+def _times(time: PassTime, tokens: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     return time.constant + time.linear * tokens + time.quadratic * tokens**2
 
 

@@ -10,7 +10,7 @@ def as_policy(policy: TreePolicy | str) -> TreePolicy:
     """Returns `policy`, or the registered one of that name.
 
     Raises:
-        InvalidInput: its trees depend on the rows beside them, which a policy around it does not see.
+        InvalidInput: its trees depend on other rows, which a policy around it does not see.
     """
     policy = registry.create("policies", policy) if isinstance(policy, str) else policy
     if policy.scope == "batch":

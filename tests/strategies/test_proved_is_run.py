@@ -20,11 +20,11 @@ from tests.strategies.profiled import profiled
 GROWING = (
     ("/strategies/policies/", ""),
     ("/strategies/likely_paths.py", ""),
-    ("/framework/growth.py", ""),
-    ("/framework/tree.py", "TreeBuilder."),
+    ("/framework/trees/growth.py", ""),
+    ("/framework/trees/tree.py", "TreeBuilder."),
 )
 """Files, and what the names of functions in them begin with, that trees grow by."""
-AFTERWARDS = ("observe", "_updated", "_tuned", "_moved", "Growth.plan")
+AFTERWARDS = ("observe", "_bin", "_cell", ".cells", "_updated", "_tuned", "_moved", "Growth.plan")
 """Parts of names: what learns from a grown tree, and what asks whether a draft may grow all levels itself."""
 
 

