@@ -9,6 +9,7 @@ from benchmarks.kernels.command import kernels
 from benchmarks.kernels.engines import engines
 from benchmarks.kernels.first_token import first_token
 from benchmarks.kernels.gpu import gpu
+from benchmarks.kernels.many_rows import many_rows
 from benchmarks.kernels.mixed_rows import mixed_rows
 from benchmarks.kernels.offloaded import offloaded
 from benchmarks.kernels.packed import packed
@@ -47,6 +48,7 @@ for measurement in (
     engines,
     first_token,
     kernels,
+    many_rows,
     mixed_rows,
     offloaded,
     packed,

@@ -117,6 +117,18 @@ def test_packed_trees_compute_less_and_hold_one_state(measure, monkeypatch):
     assert "Packed and unrolled logits of mamba2-draft differ by" in result.stderr
 
 
+def test_many_rows_are_written_by_every_way(measure, tmp_path):
+    few = ["--rows", "1,2", "--repetitions", "1", "--tokens", "6", "--target", "llama-draft"]
+    result = measure("many-rows", *few, "--temperature", "1", "--output", tmp_path / "rates.csv")
+    assert result.exit_code == 0, result.output
+    lines = (tmp_path / "rates.csv").read_text(encoding="utf-8").splitlines()
+    rates = [line.split(",") for line in lines[1:]]
+    assert {rate[0] for rate in rates} == {"1", "2"}
+    assert len(rates) == 2 * 8
+    assert all(float(rate[3]) > 0 for rate in rates)
+    assert "1.00x" in result.output
+
+
 def test_the_help_parts_times_from_research_and_names_every_measurement(measure, monkeypatch):
     monkeypatch.setenv("COLUMNS", "150")
     help_text = measure("--help").stdout
@@ -128,6 +140,7 @@ def test_the_help_parts_times_from_research_and_names_every_measurement(measure,
             "first-token",
             "gpu",
             "kernels",
+            "many-rows",
             "mixed-rows",
             "offloaded",
             "packed",
