@@ -11,11 +11,11 @@ from torch import Tensor
 
 from draftwood.base.errors import InvalidTree
 from draftwood.laws.proposals import Deterministic, Proposal
-from draftwood.laws.randomness import Randomness
+from draftwood.laws.randomness import NodeStreams, Randomness, UniformRandomness
 from draftwood.trees.level_plan import LevelPlan, Levels
 from draftwood.trees.request import Request, Requests
 from draftwood.trees.siblings import FollowedLevels, Opening, open_nodes
-from draftwood.trees.tree import TokenTree
+from draftwood.trees.tree import TokenTree, TreeBuilder
 from draftwood.trees.tree_batch import TreeBatch
 
 Growing = Generator[Request | Opening, Any, TokenTree]
@@ -40,6 +40,8 @@ class Growth:
             rngs: the draft stream of every row.
         """
         self._growing, self._rngs = growing, rngs
+        uniform = [rng for rng in rngs if isinstance(rng, UniformRandomness)]
+        self._streams = NodeStreams(uniform) if len(uniform) == len(rngs) else None
         self._grown: list[TokenTree | None] = [None] * len(growing)
         self._levels: list[Tensor] = []
         self._asked: list[Request | Opening | None] = []
@@ -67,7 +69,7 @@ class Growth:
             elif asked is not None:
                 answers[row] = probs[row, : len(asked)]
         for law, openings in by_law.items():
-            found = open_nodes(law, probs, openings, self._rngs, level=level)
+            found = open_nodes(law, probs, openings, self._rngs, streams=self._streams, level=level)
             for row, opening in enumerate(openings):
                 if opening is not None:
                     answers[row] = found[row]
@@ -90,11 +92,14 @@ class Growth:
     def trees(self) -> Sequence[TokenTree]:
         """The trees, when all are grown."""
         trees = [tree for tree in self._grown if tree is not None]
-        builders = [tree.builder for tree in trees if tree.builder is not None]
-        laws = {one.law for builder in builders for one in builder.siblings.values()}
-        alike = len(laws) < 2 and laws <= TreeBatch.LAWS and not any(one.proposals for one in builders)
-        noted = any(tree.note is not None for tree in trees)
-        if len(builders) < len(trees) or not alike or noted:
+        laws, builders = set[type[Proposal]](), list[TreeBuilder]()
+        for tree in trees:
+            builder = tree.builder
+            if builder is None or builder.proposals or tree.note is not None:
+                return trees
+            laws.update([one.law for one in builder.siblings.values()])
+            builders.append(builder)
+        if len(laws) > 1 or not laws <= TreeBatch.LAWS:
             return trees
         return TreeBatch.of(builders, laws.pop() if laws else Deterministic, self._levels)
 
@@ -104,9 +109,13 @@ class Growth:
         for row, answer in enumerate(answers):
             if first or answer is not None:
                 try:
-                    asked[row] = _request(self._growing[row].send(answer))
+                    one = self._growing[row].send(answer)
                 except StopIteration as finished:
                     self._grown[row] = _tree(finished.value)
+                    continue
+                if not isinstance(one, _ASKED) or not len(one.tokens):
+                    raise _misasked(one)
+                asked[row] = one
         self._asked = asked
         self.requests = _merged(asked)
 
@@ -125,12 +134,13 @@ def by_distributions(growing: Growing, rng: Randomness) -> Generator[Request, Te
     return tree
 
 
-def _request(asked: Any) -> Request | Opening:
-    if isinstance(asked, Request | Opening):
-        if len(asked):
-            return asked
-        raise InvalidTree("A policy's `grow` asks for no node at all; leave the request out.")
-    raise InvalidTree(
+_ASKED = (Request, Opening)
+
+
+def _misasked(asked: Any) -> InvalidTree:
+    if isinstance(asked, _ASKED):
+        return InvalidTree("A policy's `grow` asks for no node at all; leave the request out.")
+    return InvalidTree(
         f"A policy's `grow` yielded {type(asked).__name__}; yield what TreeBuilder.open or .request gives."
     )
 
@@ -143,7 +153,10 @@ def _tree(grown: Any) -> TokenTree:
 
 def _merged(asked: Sequence[Request | Opening | None]) -> Requests | None:
     """Returns the requests of all rows as one batch, or None if no row asks."""
-    counts = [0 if one is None else len(one.tokens) for one in asked]
+    counts = [0] * len(asked)
+    for row, one in enumerate(asked):
+        if one is not None:
+            counts[row] = len(one.tokens)
     if not (width := max(counts)):
         return None
     tokens, parents = np.zeros((len(asked), width), np.int64), np.full((len(asked), width), -1)

@@ -14,7 +14,7 @@ from torch import Tensor
 from draftwood.base.errors import InvalidInput
 from draftwood.laws.ordered_draws import ChildDraws
 from draftwood.laws.proposals import Deterministic, DrawnChildren, Proposal, WithoutReplacement
-from draftwood.laws.randomness import NodeNoise, Randomness, UniformRandomness
+from draftwood.laws.randomness import NodeStreams, Randomness
 from draftwood.trees.level_plan import LevelPlan, Levels
 
 
@@ -174,10 +174,16 @@ class _FromDraws(Siblings):
     __slots__ = ("_draws",)
 
     def __init__(
-        self, probs: Tensor, row: int, place: tuple[int, int], draws: ChildDraws, weight: float
+        self,
+        probs: Tensor,
+        row: int,
+        place: tuple[int, int],
+        draws: ChildDraws,
+        drawn: tuple[list[int], list[float], float],
     ) -> None:
-        super().__init__(WithoutReplacement, probs, row, place)
-        self._draws, self.weight = draws, weight
+        # Written out: a base class's own `__init__` would take as long again, for every node.
+        self.law, self._probs, self._row, self.place = WithoutReplacement, probs, row, place
+        self._draws, (self.tokens, self.chances, self.weight) = draws, drawn
 
     def draw(self) -> bool:
         if not self.weight > 0:
@@ -225,6 +231,7 @@ def open_nodes(
     openings: Sequence[Opening | None],
     rngs: Sequence[Randomness],
     *,
+    streams: NodeStreams | None,
     level: int,
 ) -> list[list[Siblings]]:
     """The siblings of all nodes that `openings` name, of every row; an empty list where it opens none.
@@ -234,14 +241,13 @@ def open_nodes(
         probs: the draft's distributions, padded.
         openings: one per row.
         rngs: the draft stream of every row. A node's children are drawn by a stream of the node's own.
+        streams: the streams of all nodes, where those of the rows can show their numbers in advance.
         level: the number of the request.
     """
     if law is Deterministic:
         return _likeliest(probs, openings, level=level)
-    if law is WithoutReplacement:
-        streams = [rng for rng in rngs if isinstance(rng, UniformRandomness)]
-        if len(streams) == len(rngs):
-            return _from_draws(probs, openings, streams, level=level)
+    if law is WithoutReplacement and streams is not None:
+        return _from_draws(probs, openings, streams, level=level)
     return [
         [] if opening is None else _of_row(law, probs, row, opening, rngs[row], level=level)
         for row, opening in enumerate(openings)
@@ -303,10 +309,10 @@ def top_tokens(
 
 
 def _from_draws(
-    probs: Tensor, openings: Sequence[Opening | None], rngs: Sequence[UniformRandomness], *, level: int
+    probs: Tensor, openings: Sequence[Opening | None], streams: NodeStreams, *, level: int
 ) -> list[list[Siblings]]:
     rows, width = probs.shape[:2]
-    nodes, most, ahead, floors = [0] * rows, 0, 0, None
+    nodes, ahead, floors = [0] * rows, 0, None
     limits = np.zeros((rows, width), np.int64)
     for row, opening in enumerate(openings):
         if opening is not None:
@@ -317,19 +323,16 @@ def _from_draws(
                 floors = np.zeros((rows, width)) if floors is None else floors
                 floors[row, :count] = opening.floors
     most = int(limits.max())
-    draws = ChildDraws(probs, NodeNoise.of(rngs, nodes), nodes, at_once=max(most, ahead), floors=floors)
-    if most:
-        drawn, weights = draws.up_to(limits)
-        lengths, tokens, chances = (drawn >= 0).sum(2).tolist(), drawn.tolist(), weights.tolist()
+    draws = ChildDraws(probs, streams.take(nodes), nodes, at_once=max(most, ahead), floors=floors)
+    drawn, weights = draws.up_to(limits)
+    lengths, tokens, chances = (drawn >= 0).sum(2).tolist(), drawn.tolist(), weights.tolist()
     left = draws.left.tolist()
     found: list[list[Siblings]] = []
     for row, count in enumerate(nodes):
         siblings: list[Siblings] = []
         for column in range(count):
-            one = _FromDraws(probs, row, (level, column), draws, left[row][column])
-            if most:
-                length = lengths[row][column]
-                one.tokens, one.chances = tokens[row][column][:length], chances[row][column][:length]
-            siblings.append(one)
+            length = lengths[row][column]
+            first = tokens[row][column][:length], chances[row][column][:length], left[row][column]
+            siblings.append(_FromDraws(probs, row, (level, column), draws, first))
         found.append(siblings)
     return found

@@ -238,7 +238,11 @@ class TreeBuilder:
         numbers = self._numbers
         for node in nodes:
             numbers[node] = len(numbers)
-        return [self.tokens[v] for v in nodes], [numbers.get(self.parents[v], -1) for v in nodes]
+        tokens, parents = list[int](), list[int]()
+        for node in nodes:
+            tokens.append(self.tokens[node])
+            parents.append(numbers.get(self.parents[node], -1))
+        return tokens, parents
 
     def add(self, parent: int, token: int) -> int:
         """A new last child of `parent`; returns its number."""
@@ -257,9 +261,14 @@ class TreeBuilder:
     def add_siblings(self, parent: int, siblings: Siblings, count: int | None = None) -> list[int]:
         """The first `count` (None: all) of the children that were drawn for `parent`."""
         tokens = siblings.tokens if count is None else siblings.tokens[:count]
-        if tokens:
-            self.siblings[parent] = siblings
-        return [self.add(parent, token) for token in tokens]
+        if not tokens:
+            return []
+        first, count = len(self.tokens), len(tokens)
+        self.siblings[parent] = siblings
+        self.tokens.extend(map(int, tokens))
+        self.parents += [parent] * count
+        self.depths += [self.depths[parent] + 1] * count
+        return list(range(first, first + count))
 
     def add_last(self, parent: int, siblings: Siblings) -> int:
         """The child of `parent` that was drawn last."""
@@ -289,12 +298,9 @@ class TreeBuilder:
 
     def finish(self) -> TokenTree:
         """The tree grown so far."""
-        tree = TokenTree(
-            tokens=torch.tensor(self.tokens, dtype=torch.int64),
-            parents=torch.tensor(self.parents, dtype=torch.int64),
-            proposals=_Laws(self) if self.siblings else self.proposals,
-            depths=torch.tensor(self.depths, dtype=torch.int64),
-        )
+        tokens, parents, depths = torch.tensor([self.tokens, self.parents, self.depths]).unbind()
+        laws = _Laws(self) if self.siblings else self.proposals
+        tree = TokenTree(tokens, parents, laws, size=len(self.tokens), depths=depths)
         object.__setattr__(tree, "_builder", self)
         return tree
 
