@@ -200,7 +200,8 @@ class PackedBackend(PackedPasses):
             logits, features = self._runner.run(inputs)
             if self._reader is not None and features is not None:
                 features = self._reader.passed_through(features)
-            self._cache.settle(slots=inputs.stop)
+            if not self._cache.plan.gathered:
+                self._cache.settle(slots=inputs.stop)
             if keep:
                 if self._states is not None:
                     self._states.accept()

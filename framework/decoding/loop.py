@@ -81,9 +81,9 @@ class RoundLoop:
         target_seconds = perf_counter() - scoring
 
         verified = self._verified(batch, trees, logits)
-        turns = verified.turns
-        self.target.commit(batch.by_place({turn.place: turn.outcome.path for turn in turns}, otherwise=()))
-        self.drafter.commit(batch.by_place({turn.place: turn.outcome for turn in turns}, otherwise=NOTHING))
+        outcomes = batch.by_place([turn.outcome for turn in verified.turns], otherwise=NOTHING)
+        self.target.commit([outcome.path for outcome in outcomes])
+        self.drafter.commit(outcomes)
         seconds = self._settled(verified, started)
         return self._round(
             verified,
@@ -130,37 +130,27 @@ class RoundLoop:
         settled = self._settled(verified, started)
         return self._round(verified, seconds=seconds + settled, target_seconds=seconds, prefill=True)
 
-    def prefill_drafter(self) -> None:
-        """Let the drafter read the prompts of rows that have joined since the last round."""
-        joined = [row for row in self.held if row.undrafted is not None]
-        if joined:
-            self.drafter.prefill([torch.tensor(row.undrafted, dtype=torch.int64) for row in joined])
-            for row in joined:
-                row.undrafted = None
+    def prefill_drafter(self, joined: Sequence[BatchRow]) -> None:
+        """Let the drafter read the prompts of all rows that have joined since the last round."""
+        self.drafter.prefill([torch.tensor(row.undrafted, dtype=torch.int64) for row in joined])
+        for row in joined:
+            row.undrafted = None
 
     def resume(self, rows: Sequence[BatchRow]) -> Round:
         """First tokens of held rows that go on, after the part of their text that is `unread`."""
         started = perf_counter()
         batch = RunningRows.of(rows, len(self.held))
-        chains: dict[int, Sequence[int]] = {
-            row.place: [row.root, *row.unread] for row in batch.rows if row.place is not None
-        }
+        chains: list[Sequence[int]] = [[row.root, *row.unread] for row in batch.rows]
         logits = batch.of_rows(self.target.read(batch.by_place(chains, otherwise=())))
         target_seconds = perf_counter() - started
         for row in batch.rows:
             row.read(row.unread)
             row.unread = []
         verified = self._verified(batch, [root_alone(row) for row in batch.rows], logits.unsqueeze(1))
-        read = {
-            turn.place: Outcome(
-                range(len(chains[turn.place])),
-                chains[turn.place],
-                extra=turn.outcome.extra,
-                bonus=False,
-                drafted=0,
-            )
-            for turn in verified.turns
-        }
+        read = [
+            Outcome(range(len(chain)), chain, extra=turn.outcome.extra, bonus=False, drafted=0)
+            for chain, turn in zip(chains, verified.turns, strict=True)
+        ]
         self.drafter.commit(batch.by_place(read, otherwise=NOTHING))
         seconds = self._settled(verified, started)
         return self._round(verified, seconds=seconds, target_seconds=target_seconds, prefill=True)
@@ -254,24 +244,29 @@ class RoundLoop:
             [row.policy_state for row in batch.rows],
         )
         started, calls, probs = perf_counter(), 0, None
-        if (levels := self._planned_levels(batch, growth.plan)) is not None:
+        plan = growth.plan
+        if plan is not None and (levels := self._planned_levels(batch, plan)) is not None:
             seconds, calls = perf_counter() - started, len(levels.widths)
             growth.follow(levels)
             return self._finished(batch, growth.trees(), None), calls, seconds
-        logs = {position: RequestLog() for position, row in enumerate(batch.rows) if row.reads_prefix}
-        seconds = 0.0
+        logs = {position: RequestLog() for position in batch.readers}
+        proposals, seconds = row_settings.Proposals(batch.plain_draft_sampling, self._scratch), 0.0
         while (requests := growth.requests) is not None:
             started = perf_counter()
-            logits = batch.of_rows(self.drafter.distributions(batch.requests(requests)))
+            logits = self.drafter.distributions(requests if batch.all else batch.requests(requests))
+            if not batch.all:
+                logits = batch.of_rows(logits)
             seconds += perf_counter() - started
             calls += 1
-            probs = self._draft_probs(batch, requests, logits, logs)
+            probs = proposals.of(logits, counts=requests.counts)
+            if logs:
+                self._fill_readers(probs, batch, requests, logits, logs)
             growth.answer(probs)
         return self._finished(batch, growth.trees(), probs), calls, seconds
 
-    def _planned_levels(self, batch: RunningRows, plan: LevelPlan | None) -> Levels | None:
+    def _planned_levels(self, batch: RunningRows, plan: LevelPlan) -> Levels | None:
         """All levels of the round, where the drafter grows them in one go; None where it does not."""
-        if plan is None or not batch.all or batch.reads_prefix:
+        if not batch.all or batch.readers:
             return None
         sampling = row_settings.shared(batch.draft_sampling)
         if sampling is None or not sampling.is_softmax:
@@ -295,7 +290,7 @@ class RoundLoop:
         if batch.rows[0].policy.learns:
             for position, row in enumerate(batch.rows):
                 row.grown = trees[position]
-        if probs is None or not any(row.constraint for row in batch.rows):
+        if probs is None or not batch.readers:
             return trees
         return [
             row.guarded(
@@ -305,15 +300,18 @@ class RoundLoop:
             for position, row in enumerate(batch.rows)
         ]
 
-    def _draft_probs(
-        self, batch: RunningRows, requests: Requests, logits: Tensor, logs: Mapping[int, RequestLog]
-    ) -> Tensor:
-        """Returns the distributions that the policy receives for `logits` `[rows, nodes, ..., vocab]`.
+    def _fill_readers(
+        self,
+        probs: Tensor,
+        batch: RunningRows,
+        requests: Requests,
+        logits: Tensor,
+        logs: Mapping[int, RequestLog],
+    ) -> None:
+        """Write the draft's distributions of the rows that read their prefix into `probs`.
 
-        `logs` has the rows whose distributions depend on their prefix, by position.
+        `logs` has these rows, by position; `logits` and `probs` are `[rows, nodes, ..., vocab]`.
         """
-        plain = [None if row.reads_prefix else row.settings.draft_sampling for row in batch.rows]
-        probs = row_settings.proposals(plain, logits, self._scratch, counts=requests.counts)
         for position, log in logs.items():
             row, request = batch.rows[position], requests[position]
             probs[position] = 0
@@ -325,7 +323,6 @@ class RoundLoop:
                 of_row = logits[position, asked]
                 own = partial(self._row_draft_probs, row, [of_node[node] for node in asked], of_row)
                 probs[position, asked] = row.guarded(own, otherwise=torch.zeros_like(of_row)).to(probs.dtype)
-        return probs
 
     def _row_draft_probs(self, row: BatchRow, paths: Sequence[Path], logits: Tensor) -> Tensor:
         prefixes = row.prefixes(paths)
@@ -342,20 +339,21 @@ class RoundLoop:
         self, batch: RunningRows, trees: Sequence[TokenTree], logits: Tensor
     ) -> tuple[Sequence[Tensor | None], Sequence[Tensor]]:
         """The target's scores of all nodes, where a row's depend on its prefix, and its distributions."""
-        if not batch.reads_prefix and logits.device.type != "cpu":
+        on_cpu = logits.device.type == "cpu"
+        if not batch.readers and not on_cpu:
             return [None] * len(batch), row_settings.targets(batch.sampling, logits, self._scratch)  # type: ignore[return-value]
         scores: list[Tensor | None] = []
         probs: list[Any] = []
         for position, row in enumerate(batch.rows):
             tree, of_row, sampling = trees[position], logits[position], row.settings.sampling
             own = None
-            if row.reads_prefix:
+            if position in batch.readers:
                 scored = partial(self._target_scores, row, tree, of_row)
                 own = row.guarded(scored, otherwise=torch.zeros_like(of_row[: tree.size]))
             scores.append(own)
             if own is not None:
                 probs.append(self._target_probs(row, own))
-            elif logits.device.type == "cpu":
+            elif on_cpu:
                 probs.append(TargetRows(of_row[: tree.size], sampling, self._scratch))
             else:
                 probs.append(sampling.targets(of_row, self._scratch))

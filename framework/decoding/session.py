@@ -150,7 +150,7 @@ class Session:
     @property
     def unfinished(self) -> int:
         """Rows that are being written, or wait to be."""
-        return self.running + len(self._waiting)
+        return len(self._loop.rows) + len(self._waiting)
 
     def add(
         self,
@@ -321,18 +321,17 @@ class Session:
 
     def _next(self) -> Round:
         loop = self._loop
+        returning = [row for row in loop.held if row.unread]
         self._prefill_drafter()
-        joining = [] if any(row.unread for row in loop.held) else self._joining()
-        logits, seconds = self._read(joining) if joining else (None, 0.0)
-        if logits is not None:
-            with self._breaking():
-                return self._prefilled(loop.join(joining, logits, seconds=seconds))
-        self.statistics.prefill_seconds += seconds
-        self._prefill_drafter()
+        if self._waiting and not returning and (joining := self._joining()):
+            logits, seconds = self._read(joining)
+            if logits is not None:
+                with self._breaking():
+                    return self._prefilled(loop.join(joining, logits, seconds=seconds))
+            self.statistics.prefill_seconds += seconds
+            self._prefill_drafter()
         with self._breaking():
-            if returning := [row for row in loop.held if row.unread]:
-                return self._prefilled(loop.resume(returning))
-            return loop.run()
+            return self._prefilled(loop.resume(returning)) if returning else loop.run()
 
     @contextmanager
     def _breaking(self) -> Iterator[None]:
@@ -344,10 +343,12 @@ class Session:
             raise
 
     def _prefill_drafter(self) -> None:
-        started = perf_counter()
-        with self._breaking():
-            self._loop.prefill_drafter()
-        self.statistics.prefill_seconds += perf_counter() - started
+        joined = [row for row in self._loop.held if row.undrafted is not None]
+        if joined:
+            started = perf_counter()
+            with self._breaking():
+                self._loop.prefill_drafter(joined)
+            self.statistics.prefill_seconds += perf_counter() - started
 
     def _joining(self) -> list[BatchRow]:
         """The rows that wait and have room; they wait on until the target has read their prompts."""

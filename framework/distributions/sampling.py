@@ -94,6 +94,8 @@ class SamplingParams:
         processors: any `transformers.LogitsProcessor`s. One that reads the prefix sees, for every node
             of a tree, the text and the path of that node.
         is_softmax: whether a distribution is the softmax of the logits over the temperature and no more.
+        is_filtered_softmax: whether it is that, with or without filters by top-k, top-p and min-p.
+        is_argmax: whether the token with the largest logit is certain.
     """
 
     temperature: float = attrs.field(default=0.0, validator=_temperature)
@@ -108,6 +110,8 @@ class SamplingParams:
     )
     processors: tuple[Any, ...] = attrs.field(factory=tuple, converter=_processors)
     is_softmax: bool = attrs.field(init=False, repr=False, eq=False)
+    is_filtered_softmax: bool = attrs.field(init=False, repr=False, eq=False)
+    is_argmax: bool = attrs.field(init=False, repr=False, eq=False)
     _warpers: tuple[Any, ...] = attrs.field(init=False, repr=False, eq=False)
     # Whether more than the temperature changes the scores.
     _warps_more: bool = attrs.field(init=False, repr=False, eq=False)
@@ -115,8 +119,10 @@ class SamplingParams:
     def __attrs_post_init__(self) -> None:
         more = not (self.top_k is None and self.top_p in (None, 1) and self.min_p is None)
         object.__setattr__(self, "_warps_more", more)
-        softmax = self.temperature > 0 and not self.processors and not more
-        object.__setattr__(self, "is_softmax", softmax)
+        softmax = self.temperature > 0 and not self.processors
+        object.__setattr__(self, "is_filtered_softmax", softmax)
+        object.__setattr__(self, "is_softmax", softmax and not more)
+        object.__setattr__(self, "is_argmax", self.temperature == 0 and not self.processors)
         object.__setattr__(self, "_warpers", self._build_warpers())
 
     def _build_warpers(self) -> tuple[Any, ...]:
@@ -142,11 +148,6 @@ class SamplingParams:
     def reads_prefix(self) -> bool:
         """Returns whether `distribution` needs prefixes."""
         return any(map(reads_prefix, self.processors))
-
-    @property
-    def is_argmax(self) -> bool:
-        """Returns whether the token with the largest logit is certain."""
-        return self.temperature == 0 and not self.processors
 
     def scores(self, logits: Tensor, prefixes: Prefixes | None = None) -> Tensor:
         """Logits `[n, vocab]` after processors and warpers; float32, or float64 for float64 logits.
@@ -195,7 +196,7 @@ class SamplingParams:
         On a GPU NaN comes out of logits that hold NaN or +inf; `ChildDraws` refuses it. `out`: where the
         result is written, in the shape of `logits`; None: in `scratch`.
         """
-        if self.temperature == 0 or self.processors:
+        if not self.is_filtered_softmax:
             return self._proposed(logits, out)
         probs = self._in_scratch(logits, scratch, out)
         return probs if nothing_proposed(probs, logits) else self._proposed(logits, out)
