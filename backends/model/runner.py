@@ -140,7 +140,7 @@ class AsItIs(Runner):
                 states.prefill(inputs.texts, nodes, one.device)
             else:
                 states.extend(tensors["seen"], prompts=tensors["prompts"], keep=inputs.keep)
-        with one.around(masks):
+        with masks.attention if one.reader is None else one.around(masks):
             logits, *features = one(tensors, shape, masks, kept=tensors.get("wanted", kept))
         if "to call" in tensors:
             logits = inputs.in_call(logits, tensors)

@@ -58,6 +58,8 @@ class RoundLoop:
     held: list[BatchRow] = attrs.field(factory=list)
     trace: bool = False
     _scratch: Scratch = attrs.field(factory=Scratch, init=False)
+    # The rows of the last round; None where rows have come, ended or gone on since.
+    _running: RunningRows | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._number()
@@ -71,13 +73,18 @@ class RoundLoop:
         """One round over all running rows; finished rows leave the loop and release their state."""
         started = perf_counter()
         self._scratch.reset()
-        batch = RunningRows.of(self.rows, len(self.held))
+        batch = self._running or RunningRows.of(self.rows, len(self.held))
+        self._running = batch
         trees, draft_calls, draft_seconds = self._draft(batch)
         if self.target.ranks is not None:
             trees = self.target.ranks.agreed_trees(trees)
 
         scoring = perf_counter()
-        logits = batch.of_rows(self.target.extend(*batch.nodes(*as_batch(trees))))
+        nodes = as_batch(trees)
+        if batch.all:
+            logits = self.target.extend(*nodes)
+        else:
+            logits = batch.of_rows(self.target.extend(*batch.nodes(*nodes)))
         target_seconds = perf_counter() - scoring
 
         verified = self._verified(batch, trees, logits)
@@ -138,7 +145,7 @@ class RoundLoop:
 
     def resume(self, rows: Sequence[BatchRow]) -> Round:
         """First tokens of held rows that go on, after the part of their text that is `unread`."""
-        started = perf_counter()
+        started, self._running = perf_counter(), None
         batch = RunningRows.of(rows, len(self.held))
         chains: list[Sequence[int]] = [[row.root, *row.unread] for row in batch.rows]
         logits = batch.of_rows(self.target.read(batch.by_place(chains, otherwise=())))
@@ -171,6 +178,7 @@ class RoundLoop:
         self._number()
 
     def _number(self) -> None:
+        self._running = None
         for place, row in enumerate(self.held):
             row.place = place
 
@@ -197,15 +205,17 @@ class RoundLoop:
         """Returns the verifier's outcomes; if several processes run the target, the outcomes of the first."""
         ranks, outcomes = self.target.ranks, list[Outcome]()
         if ranks is None or ranks.first:
-            outcomes = self.verifier.verify_rows(trees, probs, [row.streams.verify for row in batch.rows])
+            outcomes = self.verifier.verify_rows(trees, probs, batch.verify_streams)
         return outcomes if ranks is None else ranks.agreed(outcomes)
 
     def _settled(self, verified: Verified, started: float) -> float:
         """Let finished rows leave, or wait where they are kept; the seconds since `started`."""
         ended = [turn.row for turn in verified.turns if turn.record.finished]
-        for row in ended:
-            row.idle = row.kept and row.error is None
-        self.release([row for row in ended if not row.idle])
+        if ended:
+            self._running = None
+            for row in ended:
+                row.idle = row.kept and row.error is None
+            self.release([row for row in ended if not row.idle])
         return perf_counter() - started
 
     def _round(
@@ -240,8 +250,9 @@ class RoundLoop:
         growth = policy_states.growth(
             batch.rows[0].policy,
             [row.root for row in batch.rows],
-            [row.streams.draft for row in batch.rows],
+            batch.draft_streams,
             [row.policy_state for row in batch.rows],
+            batch.node_streams,
         )
         started, calls, probs = perf_counter(), 0, None
         plan = growth.plan
@@ -250,7 +261,7 @@ class RoundLoop:
             growth.follow(levels)
             return self._finished(batch, growth.trees(), None), calls, seconds
         logs = {position: RequestLog() for position in batch.readers}
-        proposals, seconds = row_settings.Proposals(batch.plain_draft_sampling, self._scratch), 0.0
+        seconds = 0.0
         while (requests := growth.requests) is not None:
             started = perf_counter()
             logits = self.drafter.distributions(requests if batch.all else batch.requests(requests))
@@ -258,7 +269,7 @@ class RoundLoop:
                 logits = batch.of_rows(logits)
             seconds += perf_counter() - started
             calls += 1
-            probs = proposals.of(logits, counts=requests.counts)
+            probs = batch.proposals.of(logits, self._scratch, counts=requests.counts)
             if logs:
                 self._fill_readers(probs, batch, requests, logits, logs)
             growth.answer(probs)

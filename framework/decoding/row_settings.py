@@ -57,21 +57,26 @@ def shared(params: Sequence[SamplingParams | None]) -> SamplingParams | None:
 
 
 class Proposals:
-    """The draft's distributions of all rows of a round, each by its row's own parameters."""
+    """The draft's distributions of all rows, each by its row's own parameters."""
 
-    def __init__(self, params: Sequence[SamplingParams | None], scratch: Scratch) -> None:
-        """Distributions by `params[i]` for row i, in `scratch`; one of None is the caller's to fill."""
-        self._params, self._scratch, self._shared = params, scratch, shared(params)
+    def __init__(self, params: Sequence[SamplingParams | None]) -> None:
+        """Distributions by `params[i]` for row i; those of a row with None are the caller's to fill."""
+        self._params, self._shared = params, shared(params)
 
     def of(
-        self, logits: Float[Tensor, "rows nodes *drafters vocab"], *, counts: Sequence[int]
+        self,
+        logits: Float[Tensor, "rows nodes *drafters vocab"],
+        scratch: Scratch,
+        *,
+        counts: Sequence[int],
     ) -> Float[Tensor, "rows nodes *drafters vocab"]:
-        """Returns `SamplingParams.proposals` of every row.
+        """Returns `SamplingParams.proposals` of every row, in `scratch`.
 
         Nodes after the first `counts[i]` are padding, with the logits that drafters give it: -inf.
         """
-        same, scratch, on_cpu = self._shared, self._scratch, logits.device.type == "cpu"
-        if same is not None and (not on_cpu or not same.is_filtered_softmax or min(counts) == logits.shape[1]):
+        same, on_cpu = self._shared, logits.device.type == "cpu"
+        whole = not on_cpu or min(counts) == logits.shape[1]
+        if same is not None and (whole or not same.is_filtered_softmax):
             return same.proposals(logits, scratch)
         groups = _groups(self._params)
         if on_cpu:

@@ -49,7 +49,8 @@ class RowTurn:
             self.record = RowRecord(row.index, (), outcome, depth)
             row.stops.end()
             return
-        row.observe(outcome, self.tree)
+        if row.grown is not None:
+            row.observe(outcome, self.tree)
         path, keep = list(outcome.path), row.settings.keep
         details: dict[str, Any] = {}
         if keep != _NO_DETAILS:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from draftwood.base.errors import InvalidInput
 from draftwood.decoding.batch_row import BatchRow
-from draftwood.decoding.row_settings import RowSettings
+from draftwood.decoding.row_settings import Proposals, RowSettings
 from draftwood.distributions.sampling import SamplingParams
+from draftwood.laws.randomness import NodeStreams, Randomness
 from draftwood.trees.outcome import Outcome
 from draftwood.trees.request import Requests
 
@@ -66,14 +67,31 @@ class RunningRows:
         """The target's sampling parameters of each row."""
         return [settings.sampling for settings in self.settings]
 
-    @property
-    def plain_draft_sampling(self) -> list[SamplingParams | None]:
-        """The draft's sampling parameters of each row; None of `readers`, whose distributions are their own."""
+    @cached_property
+    def proposals(self) -> Proposals:
+        """The draft's distributions of all rows but the `readers`, whose distributions are their own."""
         readers = self.readers
-        return [
-            None if position in readers else settings.draft_sampling
-            for position, settings in enumerate(self.settings)
-        ]
+        return Proposals(
+            [
+                None if position in readers else settings.draft_sampling
+                for position, settings in enumerate(self.settings)
+            ]
+        )
+
+    @cached_property
+    def draft_streams(self) -> list[Randomness]:
+        """The draft stream of each row."""
+        return [row.streams.draft for row in self.rows]
+
+    @cached_property
+    def verify_streams(self) -> list[Randomness]:
+        """The verification stream of each row."""
+        return [row.streams.verify for row in self.rows]
+
+    @cached_property
+    def node_streams(self) -> NodeStreams | None:
+        """The streams of the nodes that the rows open, where the draft streams can show their numbers."""
+        return NodeStreams.of(self.draft_streams)
 
     @property
     def draft_sampling(self) -> list[SamplingParams]:

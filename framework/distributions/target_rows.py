@@ -39,21 +39,18 @@ class TargetRows(LazyRows):
         return self.logits.device
 
     def row(self, node: int) -> Tensor:
-        row = self._rows.get(node)
-        if row is None:
-            row = self._rows[node] = self._worked_out(node)
+        if node in self._rows:
+            return self._rows[node]
+        sampling, logits, row = self.sampling, self.logits[node], None
+        if sampling.is_argmax:
+            row = _certain(logits)
+        elif sampling.temperature:
+            row = sampling.targets(logits, self.scratch)
+        # What NaN comes of is refused, with the number of the node.
+        if row is None or math.isnan(row[0]):
+            row = self.complete()[node]
+        self._rows[node] = row
         return row
-
-    def _worked_out(self, node: int) -> Tensor:
-        sampling, logits = self.sampling, self.logits[node]
-        if sampling.is_argmax and (certain := _certain(logits)) is not None:
-            return certain
-        if sampling.temperature:
-            probs = sampling.targets(logits, self.scratch)
-            # What NaN comes of is refused, with the number of the node.
-            if not math.isnan(probs[0]):
-                return probs
-        return self.complete()[node]
 
     def likeliest(self, node: int) -> int:
         if self.sampling.is_argmax:

@@ -256,7 +256,7 @@ NODES_AHEAD, NUMBERS_AHEAD = 32, 4
 
 
 class NodeStreams:
-    """The streams of the nodes of all rows of a round, in the order in which each row opens them.
+    """The streams of the nodes of all rows, in the order in which each row opens them.
 
     A level of a tree has few nodes, and making their streams level by level costs as much each time as making
     all of them once.
@@ -271,6 +271,12 @@ class NodeStreams:
         self._used: list[int] = []
         # A tape may end before the numbers that would be made ahead.
         self._ahead = NODES_AHEAD if all(type(rng) is CounterRandomness for rng in rngs) else 0
+
+    @classmethod
+    def of(cls, rngs: Sequence[Randomness]) -> NodeStreams | None:
+        """Returns the streams of these rows' nodes; None where a row cannot show its numbers in advance."""
+        uniform = [rng for rng in rngs if isinstance(rng, UniformRandomness)]
+        return cls(uniform) if len(uniform) == len(rngs) else None
 
     def take(self, counts: Sequence[int]) -> NodeNoise:
         """Take what `rngs[i].nodes(counts[i])` would give for every row i."""

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from draftwood.base.errors import InvalidTree
-from draftwood.laws.proposals import Deterministic, Proposal
-from draftwood.laws.randomness import NodeStreams, Randomness, UniformRandomness
+from draftwood.laws.proposals import Deterministic, Proposal, WithoutReplacement
+from draftwood.laws.randomness import NodeStreams, Randomness
 from draftwood.trees.level_plan import LevelPlan, Levels
 from draftwood.trees.request import Request, Requests
-from draftwood.trees.siblings import FollowedLevels, Opening, open_nodes
+from draftwood.trees.siblings import FollowedLevels, Opening, drawn, drawn_ahead, most_likely
 from draftwood.trees.tree import TokenTree, TreeBuilder
 from draftwood.trees.tree_batch import TreeBatch
 
@@ -32,16 +32,18 @@ class Growth:
         requests: the present requests to the draft; None when all trees are grown.
     """
 
-    def __init__(self, growing: Sequence[Growing], rngs: Sequence[Randomness]) -> None:
+    def __init__(
+        self, growing: Sequence[Growing], rngs: Sequence[Randomness], streams: NodeStreams | None = None
+    ) -> None:
         """Start the growths, one per row, and take their first requests.
 
         Args:
             growing: the generators that `grow` returned, one per row.
             rngs: the draft stream of every row.
+            streams: `NodeStreams.of(rngs)`, which several rounds may share; None: made here.
         """
         self._growing, self._rngs = growing, rngs
-        uniform = [rng for rng in rngs if isinstance(rng, UniformRandomness)]
-        self._streams = NodeStreams(uniform) if len(uniform) == len(rngs) else None
+        self._streams = streams or NodeStreams.of(rngs)
         self._grown: list[TokenTree | None] = [None] * len(growing)
         self._levels: list[Tensor] = []
         self._asked: list[Request | Opening | None] = []
@@ -69,7 +71,15 @@ class Growth:
             elif asked is not None:
                 answers[row] = probs[row, : len(asked)]
         for law, openings in by_law.items():
-            found = open_nodes(law, probs, openings, self._rngs, streams=self._streams, level=level)
+            if law is Deterministic:
+                found = most_likely(probs, openings, level=level)
+            elif law is WithoutReplacement and self._streams is not None:
+                found = drawn_ahead(probs, openings, self._streams, level=level)
+            else:
+                found = [
+                    [] if opening is None else drawn(law, probs, row, opening, rng, level=level)
+                    for row, (opening, rng) in enumerate(zip(openings, self._rngs, strict=True))
+                ]
             for row, opening in enumerate(openings):
                 if opening is not None:
                     answers[row] = found[row]
@@ -97,7 +107,8 @@ class Growth:
             builder = tree.builder
             if builder is None or builder.proposals or tree.note is not None:
                 return trees
-            laws.update([one.law for one in builder.siblings.values()])
+            for one in builder.siblings.values():
+                laws.add(one.law)
             builders.append(builder)
         if len(laws) > 1 or not laws <= TreeBatch.LAWS:
             return trees
@@ -106,6 +117,7 @@ class Growth:
     def _ask(self, answers: Sequence[Any], *, first: bool = False) -> None:
         """Send every row that waits its answer, and take its next request."""
         asked: list[Request | Opening | None] = [None] * len(answers)
+        counts = [0] * len(answers)
         for row, answer in enumerate(answers):
             if first or answer is not None:
                 try:
@@ -115,9 +127,14 @@ class Growth:
                     continue
                 if not isinstance(one, _ASKED) or not len(one.tokens):
                     raise _misasked(one)
-                asked[row] = one
-        self._asked = asked
-        self.requests = _merged(asked)
+                asked[row], counts[row] = one, len(one.tokens)
+        self._asked, self.requests, width = asked, None, max(counts)
+        if width:
+            tokens, parents = np.zeros((len(asked), width), np.int64), np.full((len(asked), width), -1)
+            for row, request in enumerate(asked):
+                if request is not None:
+                    tokens[row, : counts[row]], parents[row, : counts[row]] = request.tokens, request.parents
+            self.requests = Requests(torch.from_numpy(tokens), torch.from_numpy(parents), counts)
 
 
 def by_distributions(growing: Growing, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
@@ -149,18 +166,3 @@ def _tree(grown: Any) -> TokenTree:
     if isinstance(grown, TokenTree):
         return grown
     raise InvalidTree(f"A policy's `grow` returned {type(grown).__name__}; it must return a TokenTree.")
-
-
-def _merged(asked: Sequence[Request | Opening | None]) -> Requests | None:
-    """Returns the requests of all rows as one batch, or None if no row asks."""
-    counts = [0] * len(asked)
-    for row, one in enumerate(asked):
-        if one is not None:
-            counts[row] = len(one.tokens)
-    if not (width := max(counts)):
-        return None
-    tokens, parents = np.zeros((len(asked), width), np.int64), np.full((len(asked), width), -1)
-    for row, one in enumerate(asked):
-        if one is not None:
-            tokens[row, : counts[row]], parents[row, : counts[row]] = one.tokens, one.parents
-    return Requests(torch.from_numpy(tokens), torch.from_numpy(parents), counts)

@@ -225,39 +225,25 @@ class FollowedLevels:
         return found
 
 
-def open_nodes(
+def drawn(
     law: type[Proposal],
     probs: Float[Tensor, "rows nodes *drafters vocab"],
-    openings: Sequence[Opening | None],
-    rngs: Sequence[Randomness],
+    row: int,
+    opening: Opening,
+    rng: Randomness,
     *,
-    streams: NodeStreams | None,
     level: int,
-) -> list[list[Siblings]]:
-    """The siblings of all nodes that `openings` name, of every row; an empty list where it opens none.
+) -> list[Siblings]:
+    """Returns the siblings of the nodes that one row opens, by any law and any source of chance.
 
     Args:
-        law: of all these openings.
-        probs: the draft's distributions, padded.
-        openings: one per row.
-        rngs: the draft stream of every row. A node's children are drawn by a stream of the node's own.
-        streams: the streams of all nodes, where those of the rows can show their numbers in advance.
+        law: of the opening.
+        probs: the draft's distributions of all rows, padded.
+        row: that opens the nodes.
+        opening: the nodes.
+        rng: the row's draft stream. A node's children are drawn by a stream of the node's own.
         level: the number of the request.
     """
-    if law is Deterministic:
-        return _likeliest(probs, openings, level=level)
-    if law is WithoutReplacement and streams is not None:
-        return _from_draws(probs, openings, streams, level=level)
-    return [
-        [] if opening is None else _of_row(law, probs, row, opening, rngs[row], level=level)
-        for row, opening in enumerate(openings)
-    ]
-
-
-def _of_row(
-    law: type[Proposal], probs: Tensor, row: int, opening: Opening, rng: Randomness, *, level: int
-) -> list[Siblings]:
-    """Returns the siblings of one row, by any source of chance."""
     nodes = len(opening)
     if opening.ahead and law is not WithoutReplacement:
         raise InvalidInput(
@@ -271,17 +257,20 @@ def _of_row(
                 found[-1].draw()
         return found
     total = sys.maxsize if opening.total is None else opening.total
-    drawn = law.draw_nodes(probs[row, :nodes], counts=opening.counts, rng=rng, total=total)
+    children = law.draw_nodes(probs[row, :nodes], counts=opening.counts, rng=rng, total=total)
     # Nodes after the last of the total are left out.
     return [
-        _AllAtOnce(probs, row, (level, column), drawn[column])
-        if column < len(drawn)
+        _AllAtOnce(probs, row, (level, column), children[column])
+        if column < len(children)
         else Siblings(law, probs, row, (level, column))
         for column in range(nodes)
     ]
 
 
-def _likeliest(probs: Tensor, openings: Sequence[Opening | None], *, level: int) -> list[list[Siblings]]:
+def most_likely(
+    probs: Float[Tensor, "rows nodes vocab"], openings: Sequence[Opening | None], *, level: int
+) -> list[list[Siblings]]:
+    """Returns the most likely tokens of all nodes that rows open; an empty list for a row that opens none."""
     most = max(max(opening.counts) + opening.ahead for opening in openings if opening is not None)
     tokens, chances = top_tokens(probs, most)
     width = len(tokens[0][0])
@@ -308,9 +297,17 @@ def top_tokens(
     return read[1].astype(np.int64).tolist(), read[0].tolist()
 
 
-def _from_draws(
-    probs: Tensor, openings: Sequence[Opening | None], streams: NodeStreams, *, level: int
+def drawn_ahead(
+    probs: Float[Tensor, "rows nodes vocab"],
+    openings: Sequence[Opening | None],
+    streams: NodeStreams,
+    *,
+    level: int,
 ) -> list[list[Siblings]]:
+    """Returns draws without replacement of all nodes that rows open; an empty list for a row that opens none.
+
+    The numbers are those that `drawn` would use: `streams` shows them in advance.
+    """
     rows, width = probs.shape[:2]
     nodes, ahead, floors = [0] * rows, 0, None
     limits = np.zeros((rows, width), np.int64)
@@ -324,8 +321,8 @@ def _from_draws(
                 floors[row, :count] = opening.floors
     most = int(limits.max())
     draws = ChildDraws(probs, streams.take(nodes), nodes, at_once=max(most, ahead), floors=floors)
-    drawn, weights = draws.up_to(limits)
-    lengths, tokens, chances = (drawn >= 0).sum(2).tolist(), drawn.tolist(), weights.tolist()
+    numbers, weights = draws.up_to(limits)
+    lengths, tokens, chances = (numbers >= 0).sum(2).tolist(), numbers.tolist(), weights.tolist()
     left = draws.left.tolist()
     found: list[list[Siblings]] = []
     for row, count in enumerate(nodes):

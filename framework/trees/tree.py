@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from draftwood.base.errors import InvalidTree
-from draftwood.laws.proposals import Proposal
+from draftwood.laws.proposals import Deterministic, Proposal
 from draftwood.trees.level_plan import LevelPlan
 from draftwood.trees.request import Request
 from draftwood.trees.siblings import Opening, Siblings
@@ -202,9 +202,10 @@ class TreeBuilder:
 
     def request(self, nodes: Sequence[int]) -> Request:
         """Ask for the draft distributions of `nodes`; each may be asked for once, after its parent."""
-        tokens, parents = self._numbered(nodes)
+        opening = self.open(nodes, Deterministic)
         return Request(
-            tokens=torch.tensor(tokens, dtype=torch.int64), parents=torch.tensor(parents, dtype=torch.int64)
+            tokens=torch.tensor(opening.tokens, dtype=torch.int64),
+            parents=torch.tensor(opening.parents, dtype=torch.int64),
         )
 
     def open(
@@ -229,12 +230,6 @@ class TreeBuilder:
                 fewer tokens have probability above 0.
             ahead, total, floors, plan: as in `Opening`.
         """
-        tokens, parents = self._numbered(nodes)
-        each = [counts] * len(nodes) if isinstance(counts, int) else counts
-        return Opening(tokens, parents, law, each, ahead, total, floors, plan)
-
-    def _numbered(self, nodes: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Tokens of the nodes, and the request numbers of their parents."""
         numbers = self._numbers
         for node in nodes:
             numbers[node] = len(numbers)
@@ -242,7 +237,8 @@ class TreeBuilder:
         for node in nodes:
             tokens.append(self.tokens[node])
             parents.append(numbers.get(self.parents[node], -1))
-        return tokens, parents
+        each = [counts] * len(tokens) if isinstance(counts, int) else counts
+        return Opening(tokens, parents, law, each, ahead, total, floors, plan)
 
     def add(self, parent: int, token: int) -> int:
         """A new last child of `parent`; returns its number."""

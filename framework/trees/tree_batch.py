@@ -127,7 +127,7 @@ class TreeBatch(Sequence[TokenTree]):
         """These trees, or `InvalidTree` naming the first node that breaks their shape."""
         tokens, parents = self.tokens, self.parents
         # Padding has no parent, so as many nodes have one as are drafted; negative tokens are large.
-        drafted = int(self.counts.sum()) - len(self)
+        drafted = int(self.counts.sum()) - self.counts.size
         before = (parents < np.arange(parents.shape[1])).all() and np.count_nonzero(parents >= 0) == drafted
         known = (tokens.view(np.uint64) < vocab_size).all() and parents.min() == -1
         if not (before and known and self.counts.min() > 0):

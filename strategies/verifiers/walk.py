@@ -121,18 +121,18 @@ class TreeWalk(Verifier):
     def verify_rows(
         self, trees: Sequence[TokenTree], target_probs: Sequence[Tensor], rngs: Sequence[Randomness]
     ) -> list[Outcome]:
-        outcomes: list[Outcome | None] = [None] * len(trees)
+        outcomes: list[Outcome | None] = [None] * len(rngs)
         if judges_as(self, TreeWalk):
             outcomes = judged_by_kernel(
                 trees, target_probs, rngs, order=self.order, leaf_first=self.leaf_first
             )
         rest = [row for row, outcome in enumerate(outcomes) if outcome is None]
-        if len(rest) < len(trees):
+        if len(rest) < len(rngs):
             trees, target_probs = [trees[row] for row in rest], [target_probs[row] for row in rest]
         if self.order.on_host:
             trees, target_probs = on_the_host(trees, target_probs)
-        for row, tree, probs in zip(rest, trees, target_probs, strict=True):
-            outcomes[row] = self.verify(tree, probs, rngs[row])
+        for place, row in enumerate(rest):
+            outcomes[row] = self.verify(trees[place], target_probs[place], rngs[row])
         return [outcome for outcome in outcomes if outcome is not None]
 
 

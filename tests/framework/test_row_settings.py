@@ -101,7 +101,7 @@ def test_distributions_by_row_are_those_of_each_row(params, seed, nodes, dtype, 
         logits[row, count:] = -torch.inf
     some = [None if row % 2 else one for row, one in enumerate(params)]
     for rows in (params, params[:1] * len(params), some):
-        together = Proposals(rows, Scratch()).of(logits, counts=counts)
+        together = Proposals(rows).of(logits, Scratch(), counts=counts)
         for row, (of_row, count) in enumerate(zip(rows, counts, strict=True)):
             if of_row is not None:
                 alone = of_row.proposals(logits[row, :count], Scratch())

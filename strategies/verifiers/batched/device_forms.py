@@ -8,7 +8,6 @@ from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree
 from draftwood.kernels.tree_plan.arrays import TreeArrays, Walk
-from draftwood.kernels.tree_race import dispatch as tree_race
 from draftwood.kernels.tree_rejection import dispatch as tree_rejection
 from draftwood.kernels.tree_traversal import dispatch as tree_traversal
 from draftwood.strategies.verifiers.batched.on_device import DeviceForm, judged_on_device
@@ -36,14 +35,12 @@ def _class_ordered_traversal(trees: TreeArrays) -> list[Walk | None]:
 
 KERNELS: dict[tuple[type[SiblingOrder], bool], DeviceForm] = {
     # A coin a node and one for the extra token; leaf first, the root has one too. A window has two.
-    (DrawnOrder, False): DeviceForm(tree_rejection.serves, _rejection, lambda nodes: nodes),
-    (DrawnOrder, True): DeviceForm(tree_traversal.serves, _traversal, lambda nodes: nodes + 1),
-    (ClassOrder, False): DeviceForm(tree_traversal.serves, _class_ordered_rejection, lambda nodes: 3 * nodes),
-    (ClassOrder, True): DeviceForm(
-        tree_traversal.serves, _class_ordered_traversal, lambda nodes: 3 * nodes + 1
-    ),
+    (DrawnOrder, False): DeviceForm("tree_rejection", _rejection, lambda nodes: nodes),
+    (DrawnOrder, True): DeviceForm("tree_traversal", _traversal, lambda nodes: nodes + 1),
+    (ClassOrder, False): DeviceForm("tree_traversal", _class_ordered_rejection, lambda nodes: 3 * nodes),
+    (ClassOrder, True): DeviceForm("tree_traversal", _class_ordered_traversal, lambda nodes: 3 * nodes + 1),
     # A node of more than two children has a stream of its own for its time, which one number starts.
-    (RaceOrder, True): DeviceForm(tree_race.serves, race_walks, lambda nodes: 2 * nodes + 1),
+    (RaceOrder, True): DeviceForm("tree_race", race_walks, lambda nodes: 2 * nodes + 1),
 }
 """By the exact class of the siblings' order, and whether the walk is leaf first."""
 
