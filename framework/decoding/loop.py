@@ -73,8 +73,9 @@ class RoundLoop:
         """One round over all running rows; finished rows leave the loop and release their state."""
         started = perf_counter()
         self._scratch.reset()
-        batch = self._running or RunningRows.of(self.rows, len(self.held))
-        self._running = batch
+        if self._running is None:
+            self._running = RunningRows.of(self.rows, len(self.held))
+        batch = self._running
         trees, draft_calls, draft_seconds = self._draft(batch)
         if self.target.ranks is not None:
             trees = self.target.ranks.agreed_trees(trees)

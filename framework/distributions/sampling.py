@@ -198,7 +198,7 @@ class SamplingParams:
         """
         if not self.is_filtered_softmax:
             return self._proposed(logits, out)
-        probs = self._in_scratch(logits, scratch, out)
+        probs = self.targets(logits, scratch, out)
         return probs if nothing_proposed(probs, logits) else self._proposed(logits, out)
 
     def _proposed(self, logits: Tensor, out: Tensor | None) -> Tensor:
@@ -213,15 +213,8 @@ class SamplingParams:
         NaN comes out of logits that hold NaN or +inf, or are -inf throughout; verifiers refuse it. `out`: as
         in `proposals`.
         """
-        if self.temperature:
-            return self._in_scratch(logits, scratch, out)
-        scores = self.scores(logits.reshape(-1, logits.shape[-1]))
-        if out is None:
-            out = scratch.take(tuple(logits.shape), dtype=scores.dtype, device=scores.device)
-        return out.zero_().scatter_(-1, scores.argmax(-1, keepdim=True).view(*logits.shape[:-1], 1), 1)
-
-    def _in_scratch(self, logits: Tensor, scratch: Scratch, out: Tensor | None) -> Tensor:
-        """The softmax of the scores `[..., vocab]`."""
+        if not self.temperature:
+            return self._certain(logits, scratch, out)
         dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
         shape, device = tuple(logits.shape), logits.device
         probs = scratch.take(shape, dtype=dtype, device=device) if out is None else out
@@ -236,8 +229,15 @@ class SamplingParams:
             scores = torch.div(scores, self.temperature, out=cooled)
         return torch.softmax(scores, -1, out=probs)
 
+    def _certain(self, logits: Tensor, scratch: Scratch, out: Tensor | None) -> Tensor:
+        """`targets` at temperature 0."""
+        scores = self.scores(logits.reshape(-1, logits.shape[-1]))
+        if out is None:
+            out = scratch.take(tuple(logits.shape), dtype=scores.dtype, device=scores.device)
+        return out.zero_().scatter_(-1, scores.argmax(-1, keepdim=True).view(*logits.shape[:-1], 1), 1)
+
     def _by_largest(self, scores: Tensor, probs: Tensor) -> Tensor:
-        """`_in_scratch` for filters on a CPU, with a sort only where nothing else can tell."""
+        """`targets` for filters on a CPU, with a sort only where nothing else can tell."""
         nodes, flat = scores.reshape(-1, scores.shape[-1]), probs.view(-1, scores.shape[-1])
         left = filtered(
             nodes,

@@ -280,19 +280,19 @@ class NodeStreams:
 
     def take(self, counts: Sequence[int]) -> NodeNoise:
         """Take what `rngs[i].nodes(counts[i])` would give for every row i."""
-        width, start, places = max(counts, default=0), 0, [0] * len(counts)
-        if self._used:
-            places = [rng.used - used for rng, used in zip(self._rngs, self._used, strict=True)]  # type: ignore[attr-defined]
-            start = max(places)
-        if start + width > self._keys.shape[1] or min(places, default=0) < 0:
+        width, places = max(counts, default=0), [0] * len(counts)
+        for row, used in enumerate(self._used):
+            places[row] = self._rngs[row].used - used  # type: ignore[attr-defined]
+        start, least = max(places, default=0), min(places, default=0)
+        if start + width > self._keys.shape[1] or least < 0:
             self._keys = _keys(ahead_of_rows(self._rngs, max(width, self._ahead)))
             self._made = _counted(self._keys, np.zeros(self._keys.shape, np.int64), NUMBERS_AHEAD)
-            start, places = 0, [0] * len(counts)
+            start, least, places = 0, 0, [0] * len(counts)
             if self._ahead:
                 self._used = [rng.used for rng in self._rngs]  # type: ignore[attr-defined]
         for rng, count in zip(self._rngs, counts, strict=True):
             rng.skip(count)
-        if min(places, default=start) == start:
+        if least == start:
             nodes = slice(start, start + width)
             return NodeNoise(self._keys[:, nodes], self._made[:, nodes])
         rows, columns = np.arange(len(counts))[:, None], np.array(places)[:, None] + np.arange(width)

@@ -123,7 +123,9 @@ class Growth:
                 try:
                     one = self._growing[row].send(answer)
                 except StopIteration as finished:
-                    self._grown[row] = _tree(finished.value)
+                    if not isinstance(finished.value, TokenTree):
+                        raise _misgrown(finished.value) from None
+                    self._grown[row] = finished.value
                     continue
                 if not isinstance(one, _ASKED) or not len(one.tokens):
                     raise _misasked(one)
@@ -162,7 +164,5 @@ def _misasked(asked: Any) -> InvalidTree:
     )
 
 
-def _tree(grown: Any) -> TokenTree:
-    if isinstance(grown, TokenTree):
-        return grown
-    raise InvalidTree(f"A policy's `grow` returned {type(grown).__name__}; it must return a TokenTree.")
+def _misgrown(grown: Any) -> InvalidTree:
+    return InvalidTree(f"A policy's `grow` returned {type(grown).__name__}; it must return a TokenTree.")
