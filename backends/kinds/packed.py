@@ -272,7 +272,6 @@ class PackedBackend(PackedPasses):
             InvalidTree: a path that does not start at a node with parent -1 or skips a parent; nothing
                 has changed then.
         """
-        validation.check_paths(paths, rows=len(self._rows))
         accepted = self._region.accepted(paths)
         sources = self._base + accepted.columns
         targets = self._lengths[accepted.rows] + accepted.steps

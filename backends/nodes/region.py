@@ -21,7 +21,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.backends.nodes.validation import check_parents, check_path
+from draftwood.backends.nodes.validation import check_parents, check_path, check_paths
 
 Ints = NDArray[np.int64]
 Bits = NDArray[np.uint32]
@@ -260,12 +260,14 @@ class Region:
         """Columns of the nodes of every row's path, which names them by region index.
 
         Raises:
-            InvalidTree: a path that does not start under the committed state or skips a parent.
+            InvalidTree: another number of paths than of rows, or a path that does not start under the
+                committed state or skips a parent.
         """
         key = self, tuple(map(tuple, paths))
         known: Accepted | None = self._memo.get(key)
         if known is not None:
             return known
+        check_paths(paths, rows=len(self.counts))
         counts = np.array(list(map(len, paths)), np.int64)
         nodes = np.fromiter(joined.from_iterable(paths), np.int64)
         rows = np.arange(len(paths)).repeat(counts)

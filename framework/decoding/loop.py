@@ -261,7 +261,7 @@ class RoundLoop:
             seconds, calls = perf_counter() - started, len(levels.widths)
             growth.follow(levels)
             return self._finished(batch, growth.trees(), None), calls, seconds
-        logs = {position: RequestLog() for position in batch.readers}
+        logs = {position: RequestLog() for position in batch.readers} if batch.readers else {}
         seconds = 0.0
         while (requests := growth.requests) is not None:
             started = perf_counter()

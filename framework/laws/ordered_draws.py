@@ -70,7 +70,7 @@ class ChildDraws:
             self.drawn = self._blocks.drawn.reshape(rows, nodes)
             if min(counts, default=nodes) < nodes:
                 self.left[~self._valid(nodes)] = 0
-            self._uniforms = noise.uniforms(most)
+            self._uniforms = noise.made if noise.made.shape[2] >= most else noise.uniforms(most)
         if not isfinite(whole := float(self.left.sum())):
             raise _unsound(whole)
 
@@ -122,12 +122,12 @@ class ChildDraws:
         self.left[row, node] = left = float(self._left[row, node, number + 1])
         return int(self._tokens[row, node, number]), float(self._chances[row, node, number]), left
 
-    def up_to(self, limits: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def up_to(self, limits: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The first `limits[i, j]` children of every node, tokens and weights `[rows, nodes, most]`.
 
         The existing children come first; the tokens of the others are -1.
         """
-        number, most = 0, int(limits.max(initial=0))
+        number = 0
         if self._blocks is not None and most:
             if most > self._uniforms.shape[2]:
                 self._uniforms = self._noise.uniforms(most)
@@ -184,8 +184,9 @@ def drawn_together(
     if not isinstance(rng, UniformRandomness):
         return None
     noise = NodeStreams([rng]).take([len(counts)])
-    draws = ChildDraws(probs.unsqueeze(0), noise, [len(counts)], at_once=max(counts, default=0))
-    (tokens,), (chances,) = draws.up_to(np.array([counts]))
+    most = max(counts, default=0)
+    draws = ChildDraws(probs.unsqueeze(0), noise, [len(counts)], at_once=most)
+    (tokens,), (chances,) = draws.up_to(np.array([counts]), most)
     lengths = (tokens >= 0).sum(1).tolist()
     rows = zip(tokens.tolist(), chances.tolist(), lengths, strict=True)
     return [(of_node[:length], weights[:length]) for of_node, weights, length in rows]

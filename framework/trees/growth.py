@@ -101,7 +101,7 @@ class Growth:
 
     def trees(self) -> Sequence[TokenTree]:
         """The trees, when all are grown."""
-        trees = [tree for tree in self._grown if tree is not None]
+        trees: list[Any] = self._grown
         laws, builders = set[type[Proposal]](), list[TreeBuilder]()
         for tree in trees:
             builder = tree.builder

@@ -309,27 +309,28 @@ def drawn_ahead(
     The numbers are those that `drawn` would use: `streams` shows them in advance.
     """
     rows, width = probs.shape[:2]
-    nodes, ahead, floors = [0] * rows, 0, None
+    nodes, most, ahead, floors = [0] * rows, 0, 0, None
     limits = np.zeros((rows, width), np.int64)
     for row, opening in enumerate(openings):
         if opening is not None:
             nodes[row] = count = len(opening.tokens)
             limits[row, :count] = opening.counts
-            ahead = max(ahead, opening.ahead)
+            most, ahead = max(most, *opening.counts), max(ahead, opening.ahead)
             if opening.floors is not None:
                 floors = np.zeros((rows, width)) if floors is None else floors
                 floors[row, :count] = opening.floors
-    most = int(limits.max())
     draws = ChildDraws(probs, streams.take(nodes), nodes, at_once=max(most, ahead), floors=floors)
-    numbers, weights = draws.up_to(limits)
-    lengths, tokens, chances = (numbers >= 0).sum(2).tolist(), numbers.tolist(), weights.tolist()
-    left = draws.left.tolist()
+    numbers, weights = draws.up_to(limits, most)
+    tokens, chances, left = numbers.tolist(), weights.tolist(), draws.left.tolist()
     found: list[list[Siblings]] = []
     for row, count in enumerate(nodes):
         siblings: list[Siblings] = []
         for column in range(count):
-            length = lengths[row][column]
-            first = tokens[row][column][:length], chances[row][column][:length], left[row][column]
-            siblings.append(_FromDraws(probs, row, (level, column), draws, first))
+            first, weights_of = tokens[row][column], chances[row][column]
+            if most and first[-1] < 0:
+                length = first.index(-1)
+                first, weights_of = first[:length], weights_of[:length]
+            so_far = first, weights_of, left[row][column]
+            siblings.append(_FromDraws(probs, row, (level, column), draws, so_far))
         found.append(siblings)
     return found

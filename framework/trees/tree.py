@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import attrs
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -294,7 +295,9 @@ class TreeBuilder:
 
     def finish(self) -> TokenTree:
         """The tree grown so far."""
-        tokens, parents, depths = torch.tensor([self.tokens, self.parents, self.depths]).unbind()
+        tokens, parents, depths = map(
+            torch.from_numpy, np.array([self.tokens, self.parents, self.depths], np.int64)
+        )
         laws = _Laws(self) if self.siblings else self.proposals
         tree = TokenTree(tokens, parents, laws, size=len(self.tokens), depths=depths)
         object.__setattr__(tree, "_builder", self)

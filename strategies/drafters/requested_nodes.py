@@ -67,6 +67,7 @@ class RequestedNodes:
         self._fed = np.zeros(rows, dtype=np.int64)  # those of them that were fed
         # Tokens that the first pass feeds before the nodes.
         self._leads = np.array(list(map(len, self._pending)), dtype=np.int64)
+        self._unfed = True  # whether some row may have its first pass still to come
         self._root: int | None = None  # region index of the root, where it is not behind the pending tokens
         self._deepest = np.zeros(rows, dtype=np.int64)  # depth of the deepest; where the context ends, only
         self._exhausted = np.zeros(rows, dtype=bool)
@@ -94,12 +95,13 @@ class RequestedNodes:
                 from then on.
         """
         counts = np.array(requests.counts, dtype=np.int64)
-        (rows, width), start = requests.tokens.shape, int(self._requested.max(initial=0))
+        (rows, width), requested = requests.tokens.shape, self._requested.tolist()
+        start = max(requested, default=0)
         if start + width > self._tokens.shape[1]:
             self._reserve(start + width)
         # Padding is written over by the next request, or never read.
         place: Any = np.s_[:, start : start + width]
-        if rows and self._requested.min() < start:
+        if min(requested, default=0) < start:
             place = np.arange(rows)[:, None], self._requested[:, None] + np.arange(width)
         self._tokens[place] = requests.tokens.cpu().numpy()
         self._parents[place] = requests.parents.numpy()
@@ -108,14 +110,16 @@ class RequestedNodes:
             self._deepen(requests.parents.numpy(), counts)
             self._exhausted |= (counts > 0) & (np.array(lengths) + self._leads + self._deepest >= room)
             counts[self._exhausted] = 0
-        feeds, ahead = counts > 0, self._leads * (self._fed == 0)
-        if every := bool(feeds.all()):
-            self._fed = self._requested
-        else:
-            ahead, self._fed = ahead * feeds, np.where(feeds, self._requested, self._fed)
+        feeds = counts > 0
+        every, ahead, longest = bool(feeds.all()), np.zeros_like(counts), 0
+        lead = 0 if every else None
+        if self._unfed:
+            ahead = self._leads * (feeds & (self._fed == 0))
+            longest = int(ahead.max(initial=0))
+            lead = longest if every and (ahead == longest).all() else None
+        self._fed = np.where(feeds, self._requested, self._fed)
+        self._unfed = self._unfed and not every
         parents = requests.parents + torch.from_numpy(self._leads).unsqueeze(1)
-        longest = int(ahead.max(initial=0))
-        lead = longest if every and longest == ahead.min(initial=longest) else None
         if not longest:
             return Fed(requests.tokens, parents, counts, ahead, width, lead)
         columns = torch.from_numpy(ahead[:, None] + np.arange(width))

@@ -10,8 +10,9 @@ import attrs
 from torch import Tensor
 
 from draftwood import InvalidInput, Outcome, Proposal, Randomness, TokenTree, Verifier
-from draftwood.strategies.verifiers.batched.device_forms import judged_by_kernel
+from draftwood.strategies.verifiers.batched.device_forms import KERNELS
 from draftwood.strategies.verifiers.batched.host_rows import on_the_host
+from draftwood.strategies.verifiers.batched.on_device import judged_on_device
 from draftwood.strategies.verifiers.batched.own_steps import judges_as
 from draftwood.strategies.verifiers.orders.sibling_order import SiblingOrder, Tries
 from draftwood.strategies.verifiers.residual import Candidate, Residual
@@ -121,11 +122,10 @@ class TreeWalk(Verifier):
     def verify_rows(
         self, trees: Sequence[TokenTree], target_probs: Sequence[Tensor], rngs: Sequence[Randomness]
     ) -> list[Outcome]:
-        outcomes: list[Outcome | None] = [None] * len(rngs)
-        if judges_as(self, TreeWalk):
-            outcomes = judged_by_kernel(
-                trees, target_probs, rngs, order=self.order, leaf_first=self.leaf_first
-            )
+        outcomes: list[Any] = [None] * len(rngs)
+        form = KERNELS.get((type(self.order), self.leaf_first)) if judges_as(self, TreeWalk) else None
+        if form is not None:
+            outcomes = judged_on_device(trees, target_probs, rngs, form=form)
         rest = [row for row, outcome in enumerate(outcomes) if outcome is None]
         if len(rest) < len(rngs):
             trees, target_probs = [trees[row] for row in rest], [target_probs[row] for row in rest]
@@ -133,7 +133,7 @@ class TreeWalk(Verifier):
             trees, target_probs = on_the_host(trees, target_probs)
         for place, row in enumerate(rest):
             outcomes[row] = self.verify(trees[place], target_probs[place], rngs[row])
-        return [outcome for outcome in outcomes if outcome is not None]
+        return outcomes
 
 
 @attrs.define(eq=False)
