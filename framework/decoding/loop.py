@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 import attrs
 import torch
@@ -13,18 +12,16 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from draftwood.base.scratch import Scratch
-from draftwood.decoding import row_settings
+from draftwood.decoding import round_distributions, row_settings
 from draftwood.decoding.batch_row import BatchRow
 from draftwood.decoding.round_records import Round, TracedTree
 from draftwood.decoding.row_turns import RowTurn, ended_by_criteria, failures_agreed
 from draftwood.decoding.running_rows import NOTHING, RunningRows
 from draftwood.distributions.forced_tokens import with_forced_tokens
-from draftwood.distributions.target_rows import TargetRows
 from draftwood.protocols import Drafter, StateBackend, Verifier, policy_states
 from draftwood.trees.level_plan import LevelPlan, Levels
 from draftwood.trees.outcome import Outcome
-from draftwood.trees.prefixes import Path, paths_of
-from draftwood.trees.request import RequestLog, Requests
+from draftwood.trees.request import RequestLog
 from draftwood.trees.tree import TokenTree, TreeBuilder
 from draftwood.trees.tree_batch import TreeBatch
 
@@ -186,7 +183,7 @@ class RoundLoop:
     def _verified(self, batch: RunningRows, trees: Sequence[TokenTree], logits: Tensor) -> Verified:
         """Verify the trees of `batch` by logits `[rows, nodes, vocab]`, and append the accepted text."""
         started = perf_counter()
-        scores, probs = self._scored(batch, trees, logits)
+        scores, probs = round_distributions.scored(batch, trees, logits, self._scratch)
         outcomes = self._outcomes(batch, trees, probs)
         seconds = perf_counter() - started
         turns = []
@@ -272,7 +269,7 @@ class RoundLoop:
             calls += 1
             probs = batch.proposals.of(logits, self._scratch, counts=requests.counts)
             if logs:
-                self._fill_readers(probs, batch, requests, logits, logs)
+                round_distributions.fill_readers(probs, batch, requests, logits, logs)
             growth.answer(probs)
         return self._finished(batch, growth.trees(), probs), calls, seconds
 
@@ -311,91 +308,6 @@ class RoundLoop:
             )
             for position, row in enumerate(batch.rows)
         ]
-
-    def _fill_readers(
-        self,
-        probs: Tensor,
-        batch: RunningRows,
-        requests: Requests,
-        logits: Tensor,
-        logs: Mapping[int, RequestLog],
-    ) -> None:
-        """Write the draft's distributions of the rows that read their prefix into `probs`.
-
-        `logs` has these rows, by position; `logits` and `probs` are `[rows, nodes, ..., vocab]`.
-        """
-        for position, log in logs.items():
-            row, request = batch.rows[position], requests[position]
-            probs[position] = 0
-            if request is None:
-                continue
-            of_node = {node: log.path(number) for node, number in enumerate(log.take(request))}
-            asked = [node for node, path in of_node.items() if row.reachable(path)]
-            if asked:
-                of_row = logits[position, asked]
-                own = partial(self._row_draft_probs, row, [of_node[node] for node in asked], of_row)
-                probs[position, asked] = row.guarded(own, otherwise=torch.zeros_like(of_row)).to(probs.dtype)
-
-    def _row_draft_probs(self, row: BatchRow, paths: Sequence[Path], logits: Tensor) -> Tensor:
-        prefixes = row.prefixes(paths)
-        drafters = logits.unbind(1) if logits.dim() == 3 else [logits]
-        probs = [
-            row.settings.draft_sampling.distribution(
-                row.constrained(drafter_logits, paths), prefixes, may_be_empty=True
-            )
-            for drafter_logits in drafters
-        ]
-        return probs[0] if logits.dim() == 2 else torch.stack(probs, 1)
-
-    def _scored(
-        self, batch: RunningRows, trees: Sequence[TokenTree], logits: Tensor
-    ) -> tuple[Sequence[Tensor | None], Sequence[Tensor]]:
-        """The target's scores of all nodes, where a row's depend on its prefix, and its distributions."""
-        on_cpu = logits.device.type == "cpu"
-        if not batch.readers and not on_cpu:
-            return [None] * len(batch), row_settings.targets(batch.sampling, logits, self._scratch)  # type: ignore[return-value]
-        scores: list[Tensor | None] = []
-        probs: list[Any] = []
-        for position, row in enumerate(batch.rows):
-            tree, of_row, sampling = trees[position], logits[position], row.settings.sampling
-            own = None
-            if position in batch.readers:
-                scored = partial(self._target_scores, row, tree, of_row)
-                own = row.guarded(scored, otherwise=torch.zeros_like(of_row[: tree.size]))
-            scores.append(own)
-            if own is not None:
-                probs.append(self._target_probs(row, own))
-            elif on_cpu:
-                probs.append(TargetRows(of_row[: tree.size], sampling, self._scratch))
-            else:
-                probs.append(sampling.targets(of_row, self._scratch))
-        return scores, probs
-
-    def _target_scores(self, row: BatchRow, tree: TokenTree, logits: Tensor) -> Tensor:
-        sampling, logits = row.settings.sampling, logits[: tree.size]
-        if not row.reads_prefix:
-            return sampling.scores(logits)
-        paths = paths_of(tree.tokens[: tree.size].tolist(), tree.parents[: tree.size].tolist())
-        asked = [node for node, path in enumerate(paths) if row.reachable(path)]
-        paths = [paths[node] for node in asked]
-        own = sampling.scores(row.constrained(logits[asked], paths), row.prefixes(paths))
-        if len(asked) == len(logits):
-            return own
-        # Nothing that is drawn after the others is kept.
-        scores = torch.zeros(logits.shape, dtype=own.dtype, device=own.device)
-        scores[asked] = own
-        return scores
-
-    def _target_probs(self, row: BatchRow, scores: Tensor) -> Tensor:
-        sampling = row.settings.sampling
-        if not row.reads_prefix:
-            return sampling.probabilities(scores)
-        anything = torch.zeros_like(scores)
-        anything[:, 0] = 1
-        probs = row.guarded(partial(sampling.probabilities, scores, may_be_empty=True), otherwise=anything)
-        # After an end of text no token may be left, and what is drawn there is not kept.
-        probs[:, 0] += probs.sum(-1) == 0
-        return probs
 
 
 def root_alone(row: BatchRow) -> TokenTree:

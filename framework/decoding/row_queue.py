@@ -14,8 +14,9 @@ import attrs
 from draftwood.base.errors import is_ctrl_c, sentence, without_frames
 from draftwood.base.machine_faults import machine_fault
 from draftwood.decoding.metrics import value
+from draftwood.decoding.new_rows import checked_count
 from draftwood.decoding.round_records import RowRecord
-from draftwood.decoding.session import Session, checked_count
+from draftwood.decoding.session import Session
 from draftwood.decoding.text_request import TextRequest
 from draftwood.distributions.constraints import Constraint
 from draftwood.distributions.sampling import SamplingParams
