@@ -71,7 +71,7 @@ def cache_argument(model: Any) -> str:
 class guarded_pass:
     """Runs a pass without autograd and turns a lack of memory, on a CPU or GPU, into `OutOfMemory`.
 
-    One object serves pass after pass over as many rows, though no pass within another.
+    An object may be used for one pass after another over as many rows, but not for a pass within a pass.
 
     State must not be made of inference tensors, even where a caller is in inference mode: a later call
     from outside it could not write to them.

@@ -60,7 +60,7 @@ class Proposals:
     """The draft's distributions of all rows, each by its row's own parameters."""
 
     def __init__(self, params: Sequence[SamplingParams | None]) -> None:
-        """Distributions by `params[i]` for row i; those of a row with None are the caller's to fill."""
+        """Distributions by `params[i]` for row i; the caller fills in a row that has None."""
         self._params, self._shared = params, shared(params)
 
     def of(
