@@ -282,7 +282,7 @@ class NodeStreams:
         for row, used in enumerate(self._used):
             places[row] = self._rngs[row].used - used  # type: ignore[attr-defined]
         start, least = max(places, default=0), min(places, default=0)
-        if start + width > self._keys.shape[1] or least < 0:
+        if not self._used or start + width > self._keys.shape[1] or least < 0:
             self._keys = _keys(ahead_of_rows(self._rngs, max(width, self._ahead)))
             self._made = _counted(self._keys, np.zeros(self._keys.shape, np.int64), NUMBERS_AHEAD)
             start, least, places = 0, 0, [0] * len(counts)
