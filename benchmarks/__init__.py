@@ -1,1 +1,1 @@
-"""Measurements: `python -m benchmarks` lists them. `draftwood bench` races the decoders."""
+"""Measurements: `python -m benchmarks` lists them. `draftwood bench` compares decoders."""

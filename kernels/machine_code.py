@@ -29,12 +29,10 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         nonlocal machine_code
         # Arguments of the same kinds run the same code. Written out, as it is done for every call.
-        kinds = tuple(
-            [
-                (one.dtype, one.ndim, one.flags.num) if isinstance(one, np.ndarray) else type(one)
-                for one in args
-            ]
-        )
+        found = list[Any]()
+        for one in args:
+            found.append((one.dtype, one.ndim, one.flags.num) if isinstance(one, np.ndarray) else type(one))
+        kinds = tuple(found)
         if machine_code is not None and not kwargs and kinds in known:
             try:
                 return machine_code(*args)  # type: ignore[call-arg]

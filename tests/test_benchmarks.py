@@ -60,13 +60,15 @@ def test_engines_are_compared_by_the_texts_that_they_write() -> None:
 def test_a_plain_round_asks_little_of_the_host() -> None:
     called = CliRunner().invoke(app, ["plain-round", "--rounds", "3"])
     assert called.exit_code == 0, called.output
-    found = re.search(r"^backends +(\d+) +(\d+) +(\d+)$", called.output, re.MULTILINE)
-    assert found is not None, called.output
-    files, functions, calls = map(int, found.groups())
-    # A mixer, a graph or a second form of a pass would be more. Comprehensions count up to Python 3.11.
-    assert files <= 12
-    assert functions <= 41
-    assert calls <= 205
+    # A mixer, a graph or a second form of a pass would be more, and so would what is worked out anew at every
+    # level. Comprehensions count up to Python 3.11.
+    for layer, most in (("backends", (12, 30, 140)), ("all", (49, 165, 370))):
+        found = re.search(rf"^{layer} +(\d+) +(\d+) +(\d+)$", called.output, re.MULTILINE)
+        assert found is not None, called.output
+        files, functions, calls = map(int, found.groups())
+        assert files <= most[0]
+        assert functions <= most[1]
+        assert calls <= most[2]
 
 
 def test_a_budget_without_settings_is_refused_before_anything_is_measured(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ class WritePlan:
 
     Attributes:
         index: int64 `[nodes]`, the slots of all rows instead, for a captured pass; it reads all slots.
+        gathered: whether all layers have their buffers in the arenas.
     """
 
     first: int = 0
@@ -41,6 +42,7 @@ class WritePlan:
     rows: int = 0
     slots: int = 0
     index: Tensor | None = None
+    gathered: bool = False
 
 
 @attrs.frozen
@@ -82,6 +84,7 @@ class RowLayer(CacheLayerMixin):
         self.kinds = {"keys": BufferKind.of(keys), "values": BufferKind.of(values)}
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
+        self.plan.gathered = False
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -124,6 +127,9 @@ class RowCache(Cache):
 
     Buffers of one shape, dtype and device lie together in one arena `[buffers, rows, kv_heads, slots,
     head_dim]`, so that a commit costs a few operations, not a few for every layer.
+
+    Attributes:
+        settled: whether the model's shapes are known, so that room made now is made once.
     """
 
     def __init__(self, *, standing: bool = False) -> None:
@@ -137,7 +143,7 @@ class RowCache(Cache):
         self._standing = standing
         self._arenas: list[Tensor] = []
         self._memory: dict[BufferKind, Tensor] = {}
-        self._settled = 0
+        self.settled = False
         # Whether rows were written since all were dropped.
         self._filled = False
         super().__init__(layer_class_to_replicate=partial(RowLayer, self.plan))  # type: ignore[arg-type]
@@ -149,11 +155,6 @@ class RowCache(Cache):
         Their buffers are the keys and the values of every layer in turn, each in the arena of its kind.
         """
         return self._arenas
-
-    @property
-    def settled(self) -> bool:
-        """Whether the model's shapes are known, so that room made now is made once."""
-        return self._settled > 0
 
     def reserve(self, *, rows: int, slots: int) -> None:
         """Make room for `rows` and `slots`, with some to spare; on failure nothing has changed.
@@ -167,9 +168,9 @@ class RowCache(Cache):
 
     def settle(self, *, slots: int) -> None:
         """Gather layers that allocated buffers of their own, on their first pass, into arenas of `slots`."""
-        if len(self.layers) != self._settled:
+        if not self.plan.gathered:
             self._build(rows=self.plan.rows, slots=self._with_spare(slots))
-            self._settled = len(self.layers)
+            self.plan.gathered, self.settled = True, len(self.layers) > 0
 
     def lay_out(self, *, rows: int, slots: int) -> bool:
         """Make the buffers exactly so large.

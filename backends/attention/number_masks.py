@@ -52,9 +52,10 @@ class NumberMasks:
         base, columns = exact.text, exact.columns
         for name, bits, first in zip(self.names, inputs.bits, inputs.first, strict=True):
             if room is None:
-                visible = np.zeros((len(bits), 1, exact.nodes, base + columns), np.bool_)
+                visible = np.ones((len(bits), 1, exact.nodes, base + columns), np.bool_)
             else:
                 visible = np.zeros((room.rows, 1, room.nodes, room.slots), np.bool_)
+                visible[: len(bits), 0, : exact.nodes, :base] = True
                 # Padding sees itself, since softmax needs something.
                 own = np.arange(room.nodes)
                 visible[..., own, inputs.start + own] = True
@@ -66,25 +67,14 @@ class NumberMasks:
                 real[..., :base] = slots < inputs.lengths[:, None, None]
                 if first is not None:
                     real[..., :base] &= slots >= first[:, :, None]
-            else:
-                real[..., :base] = True
             held[name] = visible
         return held
 
-    def of(self, tensors: Inputs, shape: Shape) -> tuple[Masks, tuple[()]]:
-        """Masks `[rows, 1, nodes, slots]`, and no masks of bits.
-
-        Args:
-            tensors: what `arrays` gave, on the device.
-            shape: of the pass, by which the arrays are padded.
-        """
-        return self.additive(tensors), ()
-
-    def additive(self, visible: Inputs) -> Masks:
-        """Masks of what is visible, bool `[rows, 1, nodes, slots]` by kind, named as in `arrays`."""
+    def of(self, visible: Inputs, _: Shape) -> tuple[Masks, tuple[()]]:
+        """Masks `[rows, 1, nodes, slots]`, and no masks of bits; `visible` are `arrays` on the device."""
         masks = {}
         for kind, name in zip(self._kinds, self.names, strict=True):
             masks[kind] = torch.where(visible[name], self._seen, self._unseen)
         if len(masks) > 1:
-            return masks
-        return masks[kind] if masks else None
+            return masks, ()
+        return (masks[kind] if masks else None), ()

@@ -188,7 +188,7 @@ class PackedBackend(PackedPasses):
             tokens, parents, counts, have=region.counts, vocab=self.vocab_size
         )
         rows, n = tokens.shape
-        with guarded_pass(rows):
+        with self._guard:
             if not rows or not n:
                 return torch.empty(rows, n, self.vocab_size, dtype=self.model.dtype, device=self.device)
             staged = region.stage(parents.numpy(), valid)
@@ -200,7 +200,8 @@ class PackedBackend(PackedPasses):
             logits, features = self._runner.run(inputs)
             if self._reader is not None and features is not None:
                 features = self._reader.passed_through(features)
-            self._cache.settle(slots=inputs.stop)
+            if not self._cache.plan.gathered:
+                self._cache.settle(slots=inputs.stop)
             if keep:
                 if self._states is not None:
                     self._states.accept()
@@ -271,12 +272,11 @@ class PackedBackend(PackedPasses):
             InvalidTree: a path that does not start at a node with parent -1 or skips a parent; nothing
                 has changed then.
         """
-        validation.check_paths(paths, rows=len(self._rows))
         accepted = self._region.accepted(paths)
         sources = self._base + accepted.columns
         targets = self._lengths[accepted.rows] + accepted.steps
         moved = np.flatnonzero(sources != targets)
-        with guarded_pass(len(self._rows)):
+        with self._guard:
             states = self._states
             if states is not None:
                 replayed = states.replayed(accepted, self._region.columns, by=self._runner.replayed)
@@ -304,17 +304,16 @@ class PackedBackend(PackedPasses):
 
     def _rows_after(self, accepted: Accepted, paths: Sequence[Sequence[int]]) -> list[PackedRow]:
         """The rows after a commit of these nodes, which are those of `paths`."""
-        if self._reader is None or not len(accepted.rows):
-            return [row.after(paths[slot], row.features) for slot, row in enumerate(self._rows)]
-        passes = self._uncommitted
-        features = passes[0] if len(passes) == 1 else torch.cat(passes, 1)
-        places = accepted.rows * features.shape[1] + accepted.columns
-        kept = features.flatten(0, 1).index_select(0, sent(places, features.device))
-        pieces = kept.split(accepted.counts.tolist())
-        return [
-            row.after(
-                paths[slot],
-                self._reader.trimmed([*row.features, pieces[slot]]) if len(pieces[slot]) else row.features,
-            )
-            for slot, row in enumerate(self._rows)
-        ]
+        read: list[Pieces] = [row.features for row in self._rows]
+        if self._reader is not None and len(accepted.rows):
+            passes = self._uncommitted
+            features = passes[0] if len(passes) == 1 else torch.cat(passes, 1)
+            places = accepted.rows * features.shape[1] + accepted.columns
+            kept = features.flatten(0, 1).index_select(0, sent(places, features.device))
+            for slot, new in enumerate(kept.split(accepted.counts.tolist())):
+                if len(new):
+                    read[slot] = self._reader.trimmed([*read[slot], new])
+        after = list[PackedRow]()
+        for row, path, pieces in zip(self._rows, paths, read, strict=True):
+            after.append(PackedRow(row.length + len(path), row.fresh and not path, pieces))
+        return after

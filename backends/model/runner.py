@@ -133,15 +133,18 @@ class AsItIs(Runner):
         tensors = send(arrays, one.device)
         if "tokens" not in tensors:
             tensors["tokens"] = inputs.device_tokens(tensors, one.device)
-        cache.write(inputs.above, inputs.above + rows, start=inputs.start, stop=inputs.stop)
+        start, stop = inputs.base + shape.old, inputs.base + shape.columns
+        cache.write(inputs.above, inputs.above + rows, start=start, stop=stop)
         if states is not None:
             if inputs.texts is not None:
                 states.prefill(inputs.texts, nodes, one.device)
             else:
                 states.extend(tensors["seen"], prompts=tensors["prompts"], keep=inputs.keep)
-        with one.around(masks):
+        with masks.attention if one.reader is None else one.around(masks):
             logits, *features = one(tensors, shape, masks, kept=tensors.get("wanted", kept))
-        return inputs.in_call(logits, tensors), (features[0] if features else None)
+        if "to call" in tensors:
+            logits = inputs.in_call(logits, tensors)
+        return logits, (features[0] if features else None)
 
     def joined(self, rows: int) -> None:
         """Nothing to do: the next pass looks at all again."""

@@ -21,7 +21,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.backends.nodes.validation import check_parents, check_path
+from draftwood.backends.nodes.validation import check_parents, check_path, check_paths
 
 Ints = NDArray[np.int64]
 Bits = NDArray[np.uint32]
@@ -134,21 +134,14 @@ def chain(nodes: int) -> Staged:
     return Staged(depths - 1, [nodes], 0, packed(np.tri(nodes, dtype=np.bool_))[None], depths)
 
 
-class Memo:
+class Memo(dict[Any, Any]):
     """Results of calls that may come again: a few shapes return in round after round, where rows are few."""
-
-    def __init__(self) -> None:
-        self._found: dict[Any, Any] = {}
-
-    def get(self, key: Any) -> Any:
-        """The value that was kept for `key`, or None."""
-        return self._found.get(key)
 
     def keep(self, key: Any, value: Any) -> None:
         """Keep `value` for a while."""
-        if len(self._found) >= REMEMBERED:
-            self._found.clear()
-        self._found[key] = value
+        if len(self) >= REMEMBERED:
+            self.clear()
+        self[key] = value
 
 
 @attrs.frozen(eq=False)
@@ -162,10 +155,12 @@ class Region:
     Attributes:
         columns: how many are taken, padding included.
         counts: nodes of every row, `[rows]`.
+        depths: of every column `[rows, columns]`; of padding 0.
     """
 
     columns: int
     counts: Ints
+    depths: Ints = attrs.field(init=False)
     # By column, one further on: entry 0 stands for the committed state, which sees nothing.
     _bits: Bits
     _depths: Ints
@@ -176,6 +171,9 @@ class Region:
     # Without nodes; None where this is it.
     _root: Region | None = None
 
+    def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "depths", self._depths[:, 1:])
+
     @classmethod
     def empty(cls, rows: int) -> Region:
         """Rows without nodes."""
@@ -185,11 +183,6 @@ class Region:
     def cleared(self) -> Region:
         """The region without nodes."""
         return self._root or self
-
-    @property
-    def depths(self) -> Ints:
-        """Depth of every column `[rows, columns]`; of padding 0."""
-        return self._depths[:, 1:]
 
     def stage(self, parents: Ints, counts: Sequence[int]) -> Staged:
         """Returns the nodes that a call would add to the region.
@@ -267,12 +260,14 @@ class Region:
         """Columns of the nodes of every row's path, which names them by region index.
 
         Raises:
-            InvalidTree: a path that does not start under the committed state or skips a parent.
+            InvalidTree: another number of paths than of rows, or a path that does not start under the
+                committed state or skips a parent.
         """
         key = self, tuple(map(tuple, paths))
         known: Accepted | None = self._memo.get(key)
         if known is not None:
             return known
+        check_paths(paths, rows=len(self.counts))
         counts = np.array(list(map(len, paths)), np.int64)
         nodes = np.fromiter(joined.from_iterable(paths), np.int64)
         rows = np.arange(len(paths)).repeat(counts)

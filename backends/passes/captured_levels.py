@@ -96,7 +96,8 @@ class LevelsShape:
         """The whole pass over levels by `one` pass for each, for tracing: `GrowingLevels.packed`."""
         first, masks, plan = self.first, one.numbers, one.cache.plan
         visible = {name: tensors[name] for name in masks.names}
-        logits = one.forward(tensors["tokens"], tensors["positions"], masks.additive(visible))[0][:, -1:]
+        mask, _ = masks.of(visible, first)
+        logits = one.forward(tensors["tokens"], tensors["positions"], mask)[0][:, -1:]
         slots = torch.arange(first.slots, device=logits.device)
         column = slots - tensors["at"]
         text = slots < tensors["lengths"][:, None, None]
@@ -113,7 +114,8 @@ class LevelsShape:
                 visible[name] = (seen | (text & (slots >= begins))).unsqueeze(1)
             positions = tensors["level positions"][:, level, None].expand(-1, width)
             plan.index = tensors["level slots"].narrow(0, start - first.nodes, width)
-            logits = one.forward(tokens, positions, masks.additive(visible))[0]
+            mask, _ = masks.of(visible, first)
+            logits = one.forward(tokens, positions, mask)[0]
             grown.take(self._distributions(logits))
         # As it was, so that a trace sees no change of it.
         plan.index = tensors["slots"]

@@ -18,6 +18,7 @@ from draftwood.backends.nodes.pass_inputs import PassInputs
 from draftwood.backends.nodes.region import Region, Staged, chain
 from draftwood.backends.passes.capture import Capture, Captured
 from draftwood.backends.recurrent.states import States
+from draftwood.backends.structure.forward import guarded_pass
 from draftwood.backends.structure.masks import Reach
 from draftwood.backends.weights.streamed import read_ahead
 
@@ -35,10 +36,6 @@ class PackedRow:
     length: int
     fresh: bool = True
     features: Pieces = attrs.field(default=(), eq=False, repr=False)
-
-    def after(self, path: Sequence[int], features: Pieces) -> PackedRow:
-        """Returns the row after a commit of `path`."""
-        return PackedRow(self.length + len(path), self.fresh and not path, features)
 
 
 class PackedPasses(ModelBackend):
@@ -100,6 +97,7 @@ class PackedPasses(ModelBackend):
     def _hold(self, rows: list[PackedRow]) -> None:
         """Let these be the rows."""
         self._rows = rows
+        self._guard = guarded_pass(len(rows))
         lengths = [row.length for row in rows]
         self._lengths = np.array(lengths, np.int64)
         # The slot of column 0. Uncommitted nodes stay in the slots that they have.

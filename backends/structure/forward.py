@@ -71,6 +71,8 @@ def cache_argument(model: Any) -> str:
 class guarded_pass:
     """Runs a pass without autograd and turns a lack of memory, on a CPU or GPU, into `OutOfMemory`.
 
+    An object may be used for one pass after another over as many rows, but not for a pass within a pass.
+
     State must not be made of inference tensors, even where a caller is in inference mode: a later call
     from outside it could not write to them.
     """
@@ -79,9 +81,9 @@ class guarded_pass:
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
-        self._inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else None
 
     def __enter__(self) -> None:
+        self._inference = torch.inference_mode(False) if torch.is_inference_mode_enabled() else None
         if self._inference is not None:
             self._inference.__enter__()
         self._gradients = torch.is_grad_enabled()

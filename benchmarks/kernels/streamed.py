@@ -98,7 +98,7 @@ def streamed(
         _passes(target, nodes or (1, 16, 64, 256, 768))
         for heat in temperature or (0.0, 0.6):
             specs = contenders(strategy or ("dyspec", "race"), budget or (16, 64, 256), heat)
-            _race({spec.label: writer(spec, loaded, heat) for spec in specs}, encoded, tokens, heat)
+            _compared({spec.label: writer(spec, loaded, heat) for spec in specs}, encoded, tokens, heat)
 
 
 def _passes(target: StateBackend, sizes: Sequence[int]) -> None:
@@ -108,7 +108,7 @@ def _passes(target: StateBackend, sizes: Sequence[int]) -> None:
         typer.echo(f"{size:>7}{took:>12.0f}")
 
 
-def _race(entrants: dict[str, Writer], prompts: list[list[int]], tokens: int, heat: float) -> None:
+def _compared(entrants: dict[str, Writer], prompts: list[list[int]], tokens: int, heat: float) -> None:
     texts: dict[str, list[Text]] = {name: [] for name in entrants}
     for number, prompt in enumerate(prompts):
         for name, one in entrants.items():  # in turns, so that a slow moment falls on all of them

@@ -66,8 +66,7 @@ class LazyRows(LazyTensor):
         return torch.Size((len(self), *self.row(0).shape))
 
     def __getitem__(self, index: Any) -> Tensor:
-        node, *rest = index if isinstance(index, tuple) else (index,)
+        node, rest = (index[0], index[1:]) if isinstance(index, tuple) else (index, ())
         if not isinstance(node, int) or not 0 <= node < len(self):
             return self.complete()[index]
-        row = self.row(node)
-        return row[tuple(rest)] if rest else row
+        return self.row(node)[rest] if rest else self.row(node)

@@ -18,10 +18,11 @@ from draftwood.decoding.generation import Generation, PartialGeneration
 from draftwood.decoding.kept_text import Turn
 from draftwood.decoding.loop import RoundLoop
 from draftwood.decoding.model_defaults import ModelDefaults
+from draftwood.decoding.new_rows import NewRows, checked_count
 from draftwood.decoding.prompts import as_prompts, check_prompts, left_padded
 from draftwood.decoding.round_records import Round, Statistics, TokenDetails
 from draftwood.decoding.row_settings import RowSettings
-from draftwood.decoding.session import Session, checked_count, renew
+from draftwood.decoding.session import Session, renew
 from draftwood.decoding.stopping import CriteriaBatch, stop_string_criteria
 from draftwood.decoding.text_options import TextOptions, check_names
 from draftwood.distributions.constraints import Constraint
@@ -282,22 +283,22 @@ class SpeculativeDecoder:
             verifier=self.verifier,
             trace=options.get("trace", False),
         )
-        return Session(
-            loop,
+        new = NewRows(
+            self.target,
+            self.verifier,
             self.policy,
             SpawnedSeeds(self._agreed(SpawnedSeeds(seed).take())),
             RowSettings.of(sampling, options.get("draft_sampling"), keep),
             ends,
             processors=processors,
             max_new_tokens=checked_count("max_new_tokens", options.get("max_new_tokens", 128)),
-            max_rows=max_rows,
             criteria=criteria,
             tokenizer=tokenizer,
             pad=pad,
-            statistics=statistics,
             batch=padded,
             together=together,
         )
+        return Session(loop, new, max_rows, statistics)
 
     def _defaults(self, ends: frozenset[int], *, sampled_by_default: bool) -> tuple[Any, ...]:
         """Returns the processors of the target's own defaults; logs once which settings are left out."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 import attrs
 import torch
@@ -13,18 +12,16 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from draftwood.base.scratch import Scratch
-from draftwood.decoding import row_settings
+from draftwood.decoding import round_distributions, row_settings
 from draftwood.decoding.batch_row import BatchRow
 from draftwood.decoding.round_records import Round, TracedTree
 from draftwood.decoding.row_turns import RowTurn, ended_by_criteria, failures_agreed
 from draftwood.decoding.running_rows import NOTHING, RunningRows
 from draftwood.distributions.forced_tokens import with_forced_tokens
-from draftwood.distributions.target_rows import TargetRows
 from draftwood.protocols import Drafter, StateBackend, Verifier, policy_states
 from draftwood.trees.level_plan import LevelPlan, Levels
 from draftwood.trees.outcome import Outcome
-from draftwood.trees.prefixes import Path, paths_of
-from draftwood.trees.request import RequestLog, Requests
+from draftwood.trees.request import RequestLog
 from draftwood.trees.tree import TokenTree, TreeBuilder
 from draftwood.trees.tree_batch import TreeBatch
 
@@ -58,6 +55,8 @@ class RoundLoop:
     held: list[BatchRow] = attrs.field(factory=list)
     trace: bool = False
     _scratch: Scratch = attrs.field(factory=Scratch, init=False)
+    # The rows of the last round; None where rows have come, ended or gone on since.
+    _running: RunningRows | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._number()
@@ -71,19 +70,25 @@ class RoundLoop:
         """One round over all running rows; finished rows leave the loop and release their state."""
         started = perf_counter()
         self._scratch.reset()
-        batch = RunningRows.of(self.rows, len(self.held))
+        if self._running is None:
+            self._running = RunningRows.of(self.rows, len(self.held))
+        batch = self._running
         trees, draft_calls, draft_seconds = self._draft(batch)
         if self.target.ranks is not None:
             trees = self.target.ranks.agreed_trees(trees)
 
         scoring = perf_counter()
-        logits = batch.of_rows(self.target.extend(*batch.nodes(*as_batch(trees))))
+        nodes = as_batch(trees)
+        if batch.all:
+            logits = self.target.extend(*nodes)
+        else:
+            logits = batch.of_rows(self.target.extend(*batch.nodes(*nodes)))
         target_seconds = perf_counter() - scoring
 
         verified = self._verified(batch, trees, logits)
-        turns = verified.turns
-        self.target.commit(batch.by_place({turn.place: turn.outcome.path for turn in turns}, otherwise=()))
-        self.drafter.commit(batch.by_place({turn.place: turn.outcome for turn in turns}, otherwise=NOTHING))
+        outcomes = batch.by_place([turn.outcome for turn in verified.turns], otherwise=NOTHING)
+        self.target.commit([outcome.path for outcome in outcomes])
+        self.drafter.commit(outcomes)
         seconds = self._settled(verified, started)
         return self._round(
             verified,
@@ -130,37 +135,27 @@ class RoundLoop:
         settled = self._settled(verified, started)
         return self._round(verified, seconds=seconds + settled, target_seconds=seconds, prefill=True)
 
-    def prefill_drafter(self) -> None:
-        """Let the drafter read the prompts of rows that have joined since the last round."""
-        joined = [row for row in self.held if row.undrafted is not None]
-        if joined:
-            self.drafter.prefill([torch.tensor(row.undrafted, dtype=torch.int64) for row in joined])
-            for row in joined:
-                row.undrafted = None
+    def prefill_drafter(self, joined: Sequence[BatchRow]) -> None:
+        """Let the drafter read the prompts of all rows that have joined since the last round."""
+        self.drafter.prefill([torch.tensor(row.undrafted, dtype=torch.int64) for row in joined])
+        for row in joined:
+            row.undrafted = None
 
     def resume(self, rows: Sequence[BatchRow]) -> Round:
         """First tokens of held rows that go on, after the part of their text that is `unread`."""
-        started = perf_counter()
+        started, self._running = perf_counter(), None
         batch = RunningRows.of(rows, len(self.held))
-        chains: dict[int, Sequence[int]] = {
-            row.place: [row.root, *row.unread] for row in batch.rows if row.place is not None
-        }
+        chains: list[Sequence[int]] = [[row.root, *row.unread] for row in batch.rows]
         logits = batch.of_rows(self.target.read(batch.by_place(chains, otherwise=())))
         target_seconds = perf_counter() - started
         for row in batch.rows:
             row.read(row.unread)
             row.unread = []
         verified = self._verified(batch, [root_alone(row) for row in batch.rows], logits.unsqueeze(1))
-        read = {
-            turn.place: Outcome(
-                range(len(chains[turn.place])),
-                chains[turn.place],
-                extra=turn.outcome.extra,
-                bonus=False,
-                drafted=0,
-            )
-            for turn in verified.turns
-        }
+        read = [
+            Outcome(range(len(chain)), chain, extra=turn.outcome.extra, bonus=False, drafted=0)
+            for chain, turn in zip(chains, verified.turns, strict=True)
+        ]
         self.drafter.commit(batch.by_place(read, otherwise=NOTHING))
         seconds = self._settled(verified, started)
         return self._round(verified, seconds=seconds, target_seconds=target_seconds, prefill=True)
@@ -181,13 +176,14 @@ class RoundLoop:
         self._number()
 
     def _number(self) -> None:
+        self._running = None
         for place, row in enumerate(self.held):
             row.place = place
 
     def _verified(self, batch: RunningRows, trees: Sequence[TokenTree], logits: Tensor) -> Verified:
         """Verify the trees of `batch` by logits `[rows, nodes, vocab]`, and append the accepted text."""
         started = perf_counter()
-        scores, probs = self._scored(batch, trees, logits)
+        scores, probs = round_distributions.scored(batch, trees, logits, self._scratch)
         outcomes = self._outcomes(batch, trees, probs)
         seconds = perf_counter() - started
         turns = []
@@ -207,15 +203,17 @@ class RoundLoop:
         """Returns the verifier's outcomes; if several processes run the target, the outcomes of the first."""
         ranks, outcomes = self.target.ranks, list[Outcome]()
         if ranks is None or ranks.first:
-            outcomes = self.verifier.verify_rows(trees, probs, [row.streams.verify for row in batch.rows])
+            outcomes = self.verifier.verify_rows(trees, probs, batch.verify_streams)
         return outcomes if ranks is None else ranks.agreed(outcomes)
 
     def _settled(self, verified: Verified, started: float) -> float:
         """Let finished rows leave, or wait where they are kept; the seconds since `started`."""
         ended = [turn.row for turn in verified.turns if turn.record.finished]
-        for row in ended:
-            row.idle = row.kept and row.error is None
-        self.release([row for row in ended if not row.idle])
+        if ended:
+            self._running = None
+            for row in ended:
+                row.idle = row.kept and row.error is None
+            self.release([row for row in ended if not row.idle])
         return perf_counter() - started
 
     def _round(
@@ -250,28 +248,34 @@ class RoundLoop:
         growth = policy_states.growth(
             batch.rows[0].policy,
             [row.root for row in batch.rows],
-            [row.streams.draft for row in batch.rows],
+            batch.draft_streams,
             [row.policy_state for row in batch.rows],
+            batch.node_streams,
         )
         started, calls, probs = perf_counter(), 0, None
-        if (levels := self._planned_levels(batch, growth.plan)) is not None:
+        plan = growth.plan
+        if plan is not None and (levels := self._planned_levels(batch, plan)) is not None:
             seconds, calls = perf_counter() - started, len(levels.widths)
             growth.follow(levels)
             return self._finished(batch, growth.trees(), None), calls, seconds
-        logs = {position: RequestLog() for position, row in enumerate(batch.rows) if row.reads_prefix}
+        logs = {position: RequestLog() for position in batch.readers} if batch.readers else {}
         seconds = 0.0
         while (requests := growth.requests) is not None:
             started = perf_counter()
-            logits = batch.of_rows(self.drafter.distributions(batch.requests(requests)))
+            logits = self.drafter.distributions(requests if batch.all else batch.requests(requests))
+            if not batch.all:
+                logits = batch.of_rows(logits)
             seconds += perf_counter() - started
             calls += 1
-            probs = self._draft_probs(batch, requests, logits, logs)
+            probs = batch.proposals.of(logits, self._scratch, counts=requests.counts)
+            if logs:
+                round_distributions.fill_readers(probs, batch, requests, logits, logs)
             growth.answer(probs)
         return self._finished(batch, growth.trees(), probs), calls, seconds
 
-    def _planned_levels(self, batch: RunningRows, plan: LevelPlan | None) -> Levels | None:
+    def _planned_levels(self, batch: RunningRows, plan: LevelPlan) -> Levels | None:
         """All levels of the round, where the drafter grows them in one go; None where it does not."""
-        if plan is None or not batch.all or batch.reads_prefix:
+        if not batch.all or batch.readers:
             return None
         sampling = row_settings.shared(batch.draft_sampling)
         if sampling is None or not sampling.is_softmax:
@@ -295,7 +299,7 @@ class RoundLoop:
         if batch.rows[0].policy.learns:
             for position, row in enumerate(batch.rows):
                 row.grown = trees[position]
-        if probs is None or not any(row.constraint for row in batch.rows):
+        if probs is None or not batch.readers:
             return trees
         return [
             row.guarded(
@@ -304,88 +308,6 @@ class RoundLoop:
             )
             for position, row in enumerate(batch.rows)
         ]
-
-    def _draft_probs(
-        self, batch: RunningRows, requests: Requests, logits: Tensor, logs: Mapping[int, RequestLog]
-    ) -> Tensor:
-        """Returns the distributions that the policy receives for `logits` `[rows, nodes, ..., vocab]`.
-
-        `logs` has the rows whose distributions depend on their prefix, by position.
-        """
-        plain = [None if row.reads_prefix else row.settings.draft_sampling for row in batch.rows]
-        probs = row_settings.proposals(plain, logits, self._scratch, counts=requests.counts)
-        for position, log in logs.items():
-            row, request = batch.rows[position], requests[position]
-            probs[position] = 0
-            if request is None:
-                continue
-            of_node = {node: log.path(number) for node, number in enumerate(log.take(request))}
-            asked = [node for node, path in of_node.items() if row.reachable(path)]
-            if asked:
-                of_row = logits[position, asked]
-                own = partial(self._row_draft_probs, row, [of_node[node] for node in asked], of_row)
-                probs[position, asked] = row.guarded(own, otherwise=torch.zeros_like(of_row)).to(probs.dtype)
-        return probs
-
-    def _row_draft_probs(self, row: BatchRow, paths: Sequence[Path], logits: Tensor) -> Tensor:
-        prefixes = row.prefixes(paths)
-        drafters = logits.unbind(1) if logits.dim() == 3 else [logits]
-        probs = [
-            row.settings.draft_sampling.distribution(
-                row.constrained(drafter_logits, paths), prefixes, may_be_empty=True
-            )
-            for drafter_logits in drafters
-        ]
-        return probs[0] if logits.dim() == 2 else torch.stack(probs, 1)
-
-    def _scored(
-        self, batch: RunningRows, trees: Sequence[TokenTree], logits: Tensor
-    ) -> tuple[Sequence[Tensor | None], Sequence[Tensor]]:
-        """The target's scores of all nodes, where a row's depend on its prefix, and its distributions."""
-        if not batch.reads_prefix and logits.device.type != "cpu":
-            return [None] * len(batch), row_settings.targets(batch.sampling, logits, self._scratch)  # type: ignore[return-value]
-        scores: list[Tensor | None] = []
-        probs: list[Any] = []
-        for position, row in enumerate(batch.rows):
-            tree, of_row, sampling = trees[position], logits[position], row.settings.sampling
-            own = None
-            if row.reads_prefix:
-                scored = partial(self._target_scores, row, tree, of_row)
-                own = row.guarded(scored, otherwise=torch.zeros_like(of_row[: tree.size]))
-            scores.append(own)
-            if own is not None:
-                probs.append(self._target_probs(row, own))
-            elif logits.device.type == "cpu":
-                probs.append(TargetRows(of_row[: tree.size], sampling, self._scratch))
-            else:
-                probs.append(sampling.targets(of_row, self._scratch))
-        return scores, probs
-
-    def _target_scores(self, row: BatchRow, tree: TokenTree, logits: Tensor) -> Tensor:
-        sampling, logits = row.settings.sampling, logits[: tree.size]
-        if not row.reads_prefix:
-            return sampling.scores(logits)
-        paths = paths_of(tree.tokens[: tree.size].tolist(), tree.parents[: tree.size].tolist())
-        asked = [node for node, path in enumerate(paths) if row.reachable(path)]
-        paths = [paths[node] for node in asked]
-        own = sampling.scores(row.constrained(logits[asked], paths), row.prefixes(paths))
-        if len(asked) == len(logits):
-            return own
-        # Nothing that is drawn after the others is kept.
-        scores = torch.zeros(logits.shape, dtype=own.dtype, device=own.device)
-        scores[asked] = own
-        return scores
-
-    def _target_probs(self, row: BatchRow, scores: Tensor) -> Tensor:
-        sampling = row.settings.sampling
-        if not row.reads_prefix:
-            return sampling.probabilities(scores)
-        anything = torch.zeros_like(scores)
-        anything[:, 0] = 1
-        probs = row.guarded(partial(sampling.probabilities, scores, may_be_empty=True), otherwise=anything)
-        # After an end of text no token may be left, and what is drawn there is not kept.
-        probs[:, 0] += probs.sum(-1) == 0
-        return probs
 
 
 def root_alone(row: BatchRow) -> TokenTree:

@@ -7,18 +7,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import attrs
 
 from draftwood.base.errors import is_ctrl_c, sentence, without_frames
 from draftwood.base.machine_faults import machine_fault
 from draftwood.decoding.metrics import value
+from draftwood.decoding.new_rows import checked_count
 from draftwood.decoding.round_records import RowRecord
-from draftwood.decoding.session import Session, checked_count
-from draftwood.decoding.text_request import TextRequest
-from draftwood.distributions.constraints import Constraint
-from draftwood.distributions.sampling import SamplingParams
+from draftwood.decoding.session import Session
+from draftwood.decoding.text_request import RequestOptions, TextRequest
 
 
 @attrs.define(eq=False)
@@ -153,33 +152,9 @@ class RowQueue:
         """Texts that are being written, or wait."""
         return len(self._waiting) + len(self._running)
 
-    def add(
-        self,
-        prompt: Sequence[int],
-        *,
-        seed: int,
-        max_new_tokens: int | None = None,
-        sampling: SamplingParams | None = None,
-        draft_sampling: SamplingParams | None = None,
-        stop_strings: str | Sequence[str] | None = None,
-        stopping_criteria: Sequence[Any] = (),
-        logprobs: int | None = None,
-        constraint: Constraint | None = None,
-    ) -> QueuedText:
+    def add(self, prompt: Sequence[int], *, seed: int, **options: Unpack[RequestOptions]) -> QueuedText:
         """Append a prompt, which waits for a row; takes the arguments of `Session.add`."""
-        return self.append(
-            TextRequest(
-                prompt,
-                seed,
-                max_new_tokens=max_new_tokens,
-                sampling=sampling,
-                draft_sampling=draft_sampling,
-                stop_strings=stop_strings,
-                stopping_criteria=stopping_criteria,
-                logprobs=logprobs,
-                constraint=constraint,
-            )
-        )
+        return self.append(TextRequest(prompt, seed, **options))
 
     def append(self, request: TextRequest) -> QueuedText:
         """Append a request, which waits for a row."""

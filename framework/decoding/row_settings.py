@@ -56,35 +56,39 @@ def shared(params: Sequence[SamplingParams | None]) -> SamplingParams | None:
     return first
 
 
-def proposals(
-    params: Sequence[SamplingParams | None],
-    logits: Float[Tensor, "rows nodes *drafters vocab"],
-    scratch: Scratch,
-    *,
-    counts: Sequence[int],
-) -> Float[Tensor, "rows nodes *drafters vocab"]:
-    """Returns `SamplingParams.proposals` of every row by its own parameters, `params[i]` for row i.
+class Proposals:
+    """The draft's distributions of all rows, each by its row's own parameters."""
 
-    A row without parameters is the caller's to fill. Nodes after the first `counts[i]` are padding, with the
-    logits that drafters give it: -inf.
-    """
-    same, on_cpu = shared(params), logits.device.type == "cpu"
-    if same is not None and not (on_cpu and _is_filter(same)) and not same.is_softmax:
-        return same.proposals(logits, scratch)
-    if same is not None and same.is_softmax and (not on_cpu or min(counts) == logits.shape[1]):
-        probs = same.targets(logits, scratch)
-        return probs if nothing_proposed(probs, logits) else same.proposals(logits, scratch)
-    groups = _groups(params)
-    if on_cpu:
-        probs = _of_nodes(groups, logits, scratch, counts=counts)
-    else:
-        probs = _cooled(params, logits, scratch)
-    sound = nothing_proposed(probs, logits)
-    for one, rows in groups:
-        written = one.is_softmax or (on_cpu and _is_filter(one))
-        if not (sound and written):
-            probs[rows] = one.proposals(logits[rows], scratch)
-    return probs
+    def __init__(self, params: Sequence[SamplingParams | None]) -> None:
+        """Distributions by `params[i]` for row i; the caller fills in a row that has None."""
+        self._params, self._shared = params, shared(params)
+
+    def of(
+        self,
+        logits: Float[Tensor, "rows nodes *drafters vocab"],
+        scratch: Scratch,
+        *,
+        counts: Sequence[int],
+    ) -> Float[Tensor, "rows nodes *drafters vocab"]:
+        """Returns `SamplingParams.proposals` of every row, in `scratch`.
+
+        Nodes after the first `counts[i]` are padding, with the logits that drafters give it: -inf.
+        """
+        same, on_cpu = self._shared, logits.device.type == "cpu"
+        whole = not on_cpu or min(counts) == logits.shape[1]
+        if same is not None and (whole or not same.is_filtered_softmax):
+            return same.proposals(logits, scratch)
+        groups = _groups(self._params)
+        if on_cpu:
+            probs = _of_nodes(groups, logits, scratch, counts=counts)
+        else:
+            probs = _cooled(self._params, logits, scratch)
+        sound = nothing_proposed(probs, logits)
+        for one, rows in groups:
+            written = one.is_softmax or (on_cpu and one.is_filtered_softmax)
+            if not (sound and written):
+                probs[rows] = one.proposals(logits[rows], scratch)
+        return probs
 
 
 def targets(
@@ -101,11 +105,6 @@ def targets(
         if not one.is_softmax:
             probs[rows] = one.targets(logits[rows], scratch)
     return probs
-
-
-def _is_filter(params: SamplingParams) -> bool:
-    """Returns whether distributions are filtered, by nothing but the logits."""
-    return params.temperature > 0 and not params.processors and not params.is_softmax
 
 
 def _cooled(params: Sequence[SamplingParams | None], logits: Tensor, scratch: Scratch) -> Tensor:
@@ -140,7 +139,7 @@ def _of_nodes(
     is_node = np.arange(logits.shape[1]) < np.asarray(counts)[:, None]
     into.index_fill_(0, torch.from_numpy(slots[~is_node]), 0)
     for params, rows in groups:
-        if params.is_softmax or _is_filter(params):
+        if params.is_filtered_softmax:
             at = torch.from_numpy(slots[rows][is_node[rows]])
             into.index_copy_(0, at, params.targets(of_nodes.index_select(0, at), scratch))
     return probs

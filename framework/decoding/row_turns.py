@@ -37,15 +37,6 @@ class RowTurn:
     outcome: Outcome
     record: RowRecord = attrs.field(init=False)
 
-    def __attrs_post_init__(self) -> None:
-        self.record = RowRecord(self.row.index, (), self.outcome, self.tree.depth)
-
-    @property
-    def place(self) -> int:
-        """The row's place."""
-        assert self.row.place is not None
-        return self.row.place
-
     def take(self, logits: Tensor, scores: Tensor | None) -> None:
         """Take the outcome's tokens as text, up to the row's own end.
 
@@ -53,11 +44,13 @@ class RowTurn:
             logits: the target's logits, `[nodes, vocab]`.
             scores: the logits after processors, constraint and warpers; None: they depend only on the logits.
         """
-        row, outcome = self.row, self.outcome
+        row, outcome, depth = self.row, self.outcome, self.tree.depth
         if row.error is not None:
+            self.record = RowRecord(row.index, (), outcome, depth)
             row.stops.end()
             return
-        row.observe(outcome, self.tree)
+        if row.grown is not None:
+            row.observe(outcome, self.tree)
         path, keep = list(outcome.path), row.settings.keep
         details: dict[str, Any] = {}
         if keep != _NO_DETAILS:
@@ -66,9 +59,10 @@ class RowTurn:
         new, reason = row.stops.take(outcome.emitted, details.get("scores"))
         if scores is not None:
             row.guarded(partial(_check_open, row, scores[path[: len(new)]]), otherwise=None)
-        details = {name: values[: len(new)] for name, values in details.items()}
-        self.record = attrs.evolve(
-            self.record, tokens=new, finished=reason, policy_state=row.policy_state, **details
+        for name, values in details.items():
+            details[name] = values[: len(new)]
+        self.record = RowRecord(
+            row.index, new, outcome, depth, reason, policy_state=row.policy_state, **details
         )
 
     def cut(self, length: int) -> bool:
@@ -86,11 +80,6 @@ class RowTurn:
         append = row.commit if record.finished is None else row.read
         row.guarded(partial(append, record.tokens), otherwise=None)
         self.outcome = self.outcome.shortened(len(record.tokens))
-
-    def fail(self) -> None:
-        """Record the error that ended the row."""
-        if self.row.error is not None:
-            self.record = self.record.failed(self.row.error)
 
 
 _NO_DETAILS = TokenDetails()
@@ -176,4 +165,5 @@ def failures_agreed(turns: Sequence[RowTurn], ranks: Ranks | None) -> None:
             if turn.row.error is None and turn.row.index in agreed:
                 turn.row.error = RuntimeError(agreed[turn.row.index])
     for turn in turns:
-        turn.fail()
+        if turn.row.error is not None:
+            turn.record = turn.record.failed(turn.row.error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TypeVar
 
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from draftwood.base.errors import InvalidInput
 from draftwood.decoding.batch_row import BatchRow
-from draftwood.decoding.row_settings import RowSettings
+from draftwood.decoding.row_settings import Proposals, RowSettings
 from draftwood.distributions.sampling import SamplingParams
+from draftwood.laws.randomness import NodeStreams, Randomness
 from draftwood.trees.outcome import Outcome
 from draftwood.trees.request import Requests
 
@@ -33,23 +34,23 @@ class RunningRows:
     Attributes:
         rows: by ascending place.
         held: how many places target and drafter hold.
+        all: whether no row that is held waits.
     """
 
     rows: tuple[BatchRow, ...]
     held: int
+    all: bool = attrs.field(init=False)
 
     @classmethod
     def of(cls, rows: Iterable[BatchRow], held: int) -> RunningRows:
         """Sorts `rows`, which come in any order, by their places."""
         return cls(tuple(sorted(rows, key=_place)), held)
 
+    def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "all", len(self.rows) == self.held)
+
     def __len__(self) -> int:
         return len(self.rows)
-
-    @property
-    def all(self) -> bool:
-        """Returns whether no row that is held waits."""
-        return len(self.rows) == self.held
 
     @cached_property
     def places(self) -> list[int]:
@@ -66,19 +67,48 @@ class RunningRows:
         """The target's sampling parameters of each row."""
         return [settings.sampling for settings in self.settings]
 
+    @cached_property
+    def proposals(self) -> Proposals:
+        """The draft's distributions of all rows but the `readers`, whose distributions are their own."""
+        readers = self.readers
+        return Proposals(
+            [
+                None if position in readers else settings.draft_sampling
+                for position, settings in enumerate(self.settings)
+            ]
+        )
+
+    @cached_property
+    def draft_streams(self) -> list[Randomness]:
+        """The draft stream of each row."""
+        return [row.streams.draft for row in self.rows]
+
+    @cached_property
+    def verify_streams(self) -> list[Randomness]:
+        """The verification stream of each row."""
+        return [row.streams.verify for row in self.rows]
+
+    @cached_property
+    def node_streams(self) -> NodeStreams | None:
+        """The streams of the nodes that the rows open, where the draft streams can show their numbers."""
+        return NodeStreams.of(self.draft_streams)
+
     @property
     def draft_sampling(self) -> list[SamplingParams]:
         """The draft's sampling parameters of each row."""
         return [settings.draft_sampling for settings in self.settings]
 
     @cached_property
-    def reads_prefix(self) -> bool:
-        """Returns whether the distributions of some row depend on more than its logits."""
-        return any(row.reads_prefix for row in self.rows)
+    def readers(self) -> list[int]:
+        """The positions of the rows whose distributions depend on more than their logits."""
+        return [position for position, row in enumerate(self.rows) if row.reads_prefix]
 
-    def by_place(self, values: Mapping[int, T], *, otherwise: T) -> list[T]:
-        """One value for every place: that of `values`, which maps places, or `otherwise`."""
-        return [values.get(place, otherwise) for place in range(self.held)]
+    def by_place(self, values: Sequence[T], *, otherwise: T) -> list[T]:
+        """Returns one value for every place: that of `values`, which has one for each row, or `otherwise`."""
+        if self.all:
+            return list(values)
+        of_rows = dict(zip(self.places, values, strict=True))
+        return [of_rows.get(place, otherwise) for place in range(self.held)]
 
     def nodes(
         self, tokens: Tensor, parents: Tensor, counts: Sequence[int]
@@ -86,8 +116,7 @@ class RunningRows:
         """Returns tokens and parents `[places, nodes]` and counts of every place, given these rows'."""
         if self.all:
             return tokens, parents, counts
-        of_rows = {place: counts[position] for position, place in enumerate(self.places)}
-        return self._padded(tokens, 0), self._padded(parents, -1), self.by_place(of_rows, otherwise=0)
+        return self._padded(tokens, 0), self._padded(parents, -1), self.by_place(counts, otherwise=0)
 
     def requests(self, requests: Requests) -> Requests:
         """Returns the requests of every place, given them for these rows; other places request nothing."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from numbers import Integral
 from time import perf_counter
 from types import TracebackType
 from typing import Any
 
 import attrs
-import torch
 from torch import Tensor
 
 from draftwood.base import locks
@@ -20,18 +18,12 @@ from draftwood.decoding.batch_row import BatchRow
 from draftwood.decoding.given_cache import GivenCache
 from draftwood.decoding.kept_text import KeptText
 from draftwood.decoding.loop import RoundLoop
-from draftwood.decoding.prompts import as_prompts, check_prompts
+from draftwood.decoding.new_rows import NewRows
 from draftwood.decoding.round_records import Round, Statistics, peak_memory
-from draftwood.decoding.row_settings import RowSettings
-from draftwood.decoding.stopping import CriteriaBatch, RowStops, stop_string_criteria
-from draftwood.distributions.constraints import ConstrainedRow, Constraint
-from draftwood.distributions.processing import check_processors
+from draftwood.distributions.constraints import Constraint
 from draftwood.distributions.sampling import SamplingParams
-from draftwood.laws.randomness import SpawnedSeeds, Streams
-from draftwood.protocols import Drafter, StateBackend, TreePolicy, policy_states
-from draftwood.protocols.compatibility import check_sampling_fits
+from draftwood.protocols import Drafter, StateBackend
 from draftwood.protocols.vocabulary import unfitted
-from draftwood.trees.prefixes import RowText
 
 
 @attrs.define(eq=False)
@@ -51,26 +43,14 @@ class Session:
     """
 
     _loop: RoundLoop
-    _policy: TreePolicy
-    _seeds: SpawnedSeeds
-    _defaults: RowSettings
-    _ends: frozenset[int]
-    _max_new_tokens: int
+    _new: NewRows
     _max_rows: int | None
-    _criteria: Sequence[Any]
-    _tokenizer: Any
-    _pad: int
     statistics: Statistics
-    _batch: Tensor | None = None
-    _together: CriteriaBatch | None = None
-    # Processors of the model's defaults, which every row applies before its own.
-    _processors: Sequence[Any] = ()
     _count: int = attrs.field(default=0, init=False)
     # Rows that are there, and the texts of these and of rows that have left, by number.
     _rows: dict[int, BatchRow] = attrs.field(factory=dict, init=False)
     _texts: dict[int, list[int]] = attrs.field(factory=dict, init=False)
     _waiting: deque[BatchRow] = attrs.field(factory=deque, init=False)
-    _checked: list[Any] = attrs.field(factory=list, init=False)
     _started: float = attrs.field(factory=perf_counter, init=False)
     _open: bool = attrs.field(default=False, init=False)
     _broken: BaseException | None = attrs.field(default=None, init=False)
@@ -150,7 +130,7 @@ class Session:
     @property
     def unfinished(self) -> int:
         """Rows that are being written, or wait to be."""
-        return self.running + len(self._waiting)
+        return len(self._loop.rows) + len(self._waiting)
 
     def add(
         self,
@@ -192,27 +172,22 @@ class Session:
             InvalidInput: a prompt that the target cannot go on from, or a number that is none.
             IncompatibleStrategy: the verifier does not support this sampling.
         """
-        loop, number = self._loop, self._count
-        (tokens,) = as_prompts([prompt])
-        check_prompts([tokens], loop.target)
-        (state,) = policy_states.row_states(self._policy, policy_state, 1)
-        settings = self._settings(sampling, draft_sampling, logprobs)
-        criteria = self._criteria_of(stop_strings, stopping_criteria)
-        scores = settings.keep.scores
-        row = BatchRow(
+        number = self._count
+        row = self._new.row(
             number,
-            tokens[-1],
-            self._policy,
-            Streams.seeded(self._seeds.take(seed)),
-            self._stops(number, tokens, max_new_tokens, criteria, scores=scores),
-            settings,
-            self._row_text(tokens, number, settings),
-            self._constrained(constraint, tokens),
-            state,
+            prompt,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            draft_sampling=draft_sampling,
+            stop_strings=stop_strings,
+            stopping_criteria=stopping_criteria,
+            logprobs=logprobs,
+            constraint=constraint,
+            policy_state=policy_state,
+            seed=seed,
             kept=kept,
-            unread=tokens,
         )
-        self._rows[number], self._texts[number] = row, list(tokens)
+        self._rows[number], self._texts[number] = row, list(row.unread)
         self._count += 1
         self._waiting.append(row)
         return number
@@ -234,18 +209,13 @@ class Session:
             InvalidInput: a row that is not there or still runs, or tokens that the target cannot go on from.
         """
         state = self._idle(row)
-        (more,) = as_prompts([tokens])
-        text = self._texts[row] + more
-        check_prompts([more], self._loop.target)
-        check_prompts([text], self._loop.target)
-        criteria = () if state.stops.criteria is None else state.stops.criteria.criteria
-        scores = state.settings.keep.scores
-        constrained = self._constrained(constraint, text)
-        state.stops = self._stops(row, text, max_new_tokens, criteria, scores=scores)
-        state.constraint = constrained
-        self._texts[row] = text
-        state.unread = more
-        state.idle = False
+        self._texts[row] += self._new.go_on(
+            state,
+            tokens,
+            text=self._texts[row],
+            max_new_tokens=max_new_tokens,
+            constraint=constraint,
+        )
 
     def release(self, row: int) -> None:
         """Forget a kept row whose text has ended.
@@ -321,18 +291,17 @@ class Session:
 
     def _next(self) -> Round:
         loop = self._loop
+        returning = [row for row in loop.held if row.unread]
         self._prefill_drafter()
-        joining = [] if any(row.unread for row in loop.held) else self._joining()
-        logits, seconds = self._read(joining) if joining else (None, 0.0)
-        if logits is not None:
-            with self._breaking():
-                return self._prefilled(loop.join(joining, logits, seconds=seconds))
-        self.statistics.prefill_seconds += seconds
-        self._prefill_drafter()
+        if self._waiting and not returning and (joining := self._joining()):
+            logits, seconds = self._read(joining)
+            if logits is not None:
+                with self._breaking():
+                    return self._prefilled(loop.join(joining, logits, seconds=seconds))
+            self.statistics.prefill_seconds += seconds
+            self._prefill_drafter()
         with self._breaking():
-            if returning := [row for row in loop.held if row.unread]:
-                return self._prefilled(loop.resume(returning))
-            return loop.run()
+            return self._prefilled(loop.resume(returning)) if returning else loop.run()
 
     @contextmanager
     def _breaking(self) -> Iterator[None]:
@@ -344,10 +313,12 @@ class Session:
             raise
 
     def _prefill_drafter(self) -> None:
-        started = perf_counter()
-        with self._breaking():
-            self._loop.prefill_drafter()
-        self.statistics.prefill_seconds += perf_counter() - started
+        joined = [row for row in self._loop.held if row.undrafted is not None]
+        if joined:
+            started = perf_counter()
+            with self._breaking():
+                self._loop.prefill_drafter(joined)
+            self.statistics.prefill_seconds += perf_counter() - started
 
     def _joining(self) -> list[BatchRow]:
         """The rows that wait and have room; they wait on until the target has read their prompts."""
@@ -391,69 +362,6 @@ class Session:
             )
         return state
 
-    def _settings(
-        self, sampling: SamplingParams | None, draft_sampling: SamplingParams | None, logprobs: int | None
-    ) -> RowSettings:
-        settings, keep = self._defaults, self._defaults.keep
-        if logprobs is not None:
-            keep = attrs.evolve(keep, logprobs=True, likeliest=checked_count("logprobs", logprobs, least=0))
-        if sampling is not None:
-            sampling = sampling.after(self._processors)
-            check_sampling_fits(self._loop.verifier, sampling)
-            settings = RowSettings.of(sampling, draft_sampling)
-        elif draft_sampling is not None:
-            settings = attrs.evolve(settings, draft_sampling=draft_sampling)
-        return settings if keep == settings.keep else attrs.evolve(settings, keep=keep)
-
-    def _row_text(self, tokens: Sequence[int], number: int, settings: RowSettings) -> RowText | None:
-        loop = self._loop
-        if not (settings.sampling.reads_prefix or settings.draft_sampling.reads_prefix):
-            return None
-        if self._batch is None:
-            text = RowText.of(torch.tensor(tokens, device=loop.target.device))
-        else:
-            padded = self._batch.to(loop.target.device, torch.int64)
-            text = RowText.of(padded[number], row=number, rows=len(padded))
-        processors = [*settings.sampling.processors, *settings.draft_sampling.processors]
-        known = set(map(id, self._checked))
-        if unknown := [processor for processor in processors if id(processor) not in known]:
-            check_processors(unknown, [text], vocab_size=loop.target.vocab_size)
-            self._checked += unknown
-        return text
-
-    def _constrained(self, constraint: Constraint | None, text: Sequence[int]) -> ConstrainedRow | None:
-        if constraint is None:
-            return None
-        vocab_size = self._loop.target.vocab_size
-        return ConstrainedRow.started(constraint, text, vocab_size=vocab_size, ends=self._ends)
-
-    def _criteria_of(self, stop_strings: str | Sequence[str] | None, criteria: Sequence[Any]) -> list[Any]:
-        """The session's criteria and a row's own."""
-        if (stop_strings or criteria) and self._batch is not None:
-            raise InvalidInput("Rows of one padded batch share their criteria; give them to session().")
-        own = [*self._criteria, *criteria]
-        return own if not stop_strings else [*own, stop_string_criteria(stop_strings, self._tokenizer)]
-
-    def _stops(
-        self,
-        row: int,
-        text: Sequence[int],
-        max_new_tokens: int | None,
-        criteria: Sequence[Any],
-        *,
-        scores: bool,
-    ) -> RowStops:
-        """The conditions under which a row ends that goes on after `text`."""
-        wish, longest = self._max_new_tokens, self._loop.target.max_length
-        if max_new_tokens is not None:
-            wish = checked_count("max_new_tokens", max_new_tokens)
-        # The last token takes no room in the context: nothing is read after it.
-        room = wish if longest is None else longest + 1 - len(text)
-        asked = self._together
-        if criteria and asked is None:
-            asked = CriteriaBatch(criteria, [row], torch.tensor([text]), self._pad, keeps_scores=scores)
-        return RowStops(row, self._ends, min(wish, room), room < wish, asked)
-
 
 def renew(target: StateBackend, drafter: Drafter, *, past: KeptText | GivenCache | None = None) -> None:
     """Let backends that hold no rows take up changes of their models (law R).
@@ -467,12 +375,3 @@ def renew(target: StateBackend, drafter: Drafter, *, past: KeptText | GivenCache
     for backend in backends:
         if not backend.lengths:
             backend.renew()
-
-
-def checked_count(name: str, count: Any, *, least: int = 1) -> int:
-    """An integer >= `least`, or `InvalidInput`."""
-    if isinstance(count, bool) or not isinstance(count, Integral):
-        raise InvalidInput(f"{name} is {count!r}; give an integer.")
-    if count < least:
-        raise InvalidInput(f"{name} is {count}; ask for at least {least}.")
-    return int(count)

@@ -7,15 +7,13 @@ from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from threading import Condition, Thread
 from types import TracebackType
-from typing import Any
+from typing import Unpack
 
 import attrs
 
 from draftwood.base.errors import DraftwoodError, InvalidInput
 from draftwood.decoding.row_queue import QueuedText, RowQueue
-from draftwood.decoding.text_request import TextRequest
-from draftwood.distributions.constraints import Constraint
-from draftwood.distributions.sampling import SamplingParams
+from draftwood.decoding.text_request import RequestOptions, TextRequest
 
 
 @attrs.define(eq=False)
@@ -159,19 +157,7 @@ class SharedDecoder:
         """Texts that are being written, or wait."""
         return len(self._texts)
 
-    def add(
-        self,
-        prompt: Sequence[int],
-        *,
-        seed: int,
-        max_new_tokens: int | None = None,
-        sampling: SamplingParams | None = None,
-        draft_sampling: SamplingParams | None = None,
-        stop_strings: str | Sequence[str] | None = None,
-        stopping_criteria: Sequence[Any] = (),
-        logprobs: int | None = None,
-        constraint: Constraint | None = None,
-    ) -> SharedText:
+    def add(self, prompt: Sequence[int], *, seed: int, **options: Unpack[RequestOptions]) -> SharedText:
         """A text that is written from now on, as soon as there is room for it.
 
         It takes the arguments of `Session.add`.
@@ -180,18 +166,7 @@ class SharedDecoder:
             InvalidInput: there are `most` texts already, or the decoder was closed, or is another process's.
         """
         self.check_process()
-        request = TextRequest(
-            prompt,
-            seed,
-            max_new_tokens=max_new_tokens,
-            sampling=sampling,
-            draft_sampling=draft_sampling,
-            stop_strings=stop_strings,
-            stopping_criteria=stopping_criteria,
-            logprobs=logprobs,
-            constraint=constraint,
-        )
-        text = SharedText(request, self)
+        text = SharedText(TextRequest(prompt, seed, **options), self)
         with self._changed:
             if self._closed is not None:
                 raise self._closed

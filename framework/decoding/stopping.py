@@ -172,12 +172,12 @@ class RowStops:
 
         The reason is `"eos"`, `"length"`, `"context"`, or None while the row goes on.
         """
-        kept = tuple(new[: self.room])
-        reason = None
-        if len(kept) == self.room:
+        room, reason = self.limit - self.written, None
+        kept = tuple(new[:room])
+        if len(kept) == room:
             reason = "context" if self.context_limited else "length"
-        end = next((position for position, token in enumerate(kept) if token in self.eos_token_ids), None)
-        if end is not None:
+        if not self.eos_token_ids.isdisjoint(kept):
+            end = next(position for position, token in enumerate(kept) if token in self.eos_token_ids)
             kept, reason = kept[: end + 1], "eos"
         self.written += len(kept)
         if self.criteria is not None:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import attrs
 
 from draftwood.decoding.session import Session
 from draftwood.distributions.constraints import Constraint
 from draftwood.distributions.sampling import SamplingParams
+
+
+class RequestOptions(TypedDict, total=False):
+    """Keyword arguments of `RowQueue.add` and `SharedDecoder.add`, as in `Session.add`."""
+
+    max_new_tokens: int | None
+    sampling: SamplingParams | None
+    draft_sampling: SamplingParams | None
+    stop_strings: str | Sequence[str] | None
+    stopping_criteria: Sequence[Any]
+    logprobs: int | None
+    constraint: Constraint | None
 
 
 @attrs.frozen(eq=False)
@@ -28,14 +40,4 @@ class TextRequest:
 
     def join(self, session: Session) -> int:
         """Adds it to `session`; returns the number of its row."""
-        return session.add(
-            self.prompt,
-            seed=self.seed,
-            max_new_tokens=self.max_new_tokens,
-            sampling=self.sampling,
-            draft_sampling=self.draft_sampling,
-            stop_strings=self.stop_strings,
-            stopping_criteria=self.stopping_criteria,
-            logprobs=self.logprobs,
-            constraint=self.constraint,
-        )
+        return session.add(**attrs.asdict(self, recurse=False))

@@ -34,13 +34,23 @@ class TargetRows(LazyRows):
     def __len__(self) -> int:
         return len(self.logits)
 
+    @property
+    def device(self) -> torch.device:
+        return self.logits.device
+
     def row(self, node: int) -> Tensor:
-        if node not in self._rows:
-            if self.sampling.is_argmax and (certain := _certain(self.logits[node])) is not None:
-                self._rows[node] = certain
-                return certain
-            self._rows[node] = self._sampled(node) if self.sampling.temperature else self.complete()[node]
-        return self._rows[node]
+        if node in self._rows:
+            return self._rows[node]
+        sampling, logits, row = self.sampling, self.logits[node], None
+        if sampling.is_argmax:
+            row = _certain(logits)
+        elif sampling.temperature:
+            row = sampling.targets(logits, self.scratch)
+        # What NaN comes of is refused, with the number of the node.
+        if row is None or math.isnan(row[0]):
+            row = self.complete()[node]
+        self._rows[node] = row
+        return row
 
     def likeliest(self, node: int) -> int:
         if self.sampling.is_argmax:
@@ -48,11 +58,6 @@ class TargetRows(LazyRows):
             if math.isfinite(peak):
                 return int(best)
         return super().likeliest(node)
-
-    def _sampled(self, node: int) -> Tensor:
-        probs = self.sampling.targets(self.logits[node], self.scratch)
-        # What NaN comes of is refused, with the number of the node.
-        return self.complete()[node] if math.isnan(probs[0]) else probs
 
     def complete(self) -> Tensor:
         if -1 not in self._rows:

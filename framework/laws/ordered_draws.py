@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.base.errors import InvalidDistribution
-from draftwood.laws.randomness import NodeNoise, Randomness, UniformRandomness
+from draftwood.laws.randomness import NodeNoise, NodeStreams, Randomness, UniformRandomness
 
 
 class ChildDraws:
@@ -63,13 +63,14 @@ class ChildDraws:
             self._draw_on_device(at_once)
             self.left, self.drawn = self._left[..., 0].copy(), np.zeros((rows, nodes), dtype=np.int64)
         else:
-            self._blocks = blocks.BlockDraws(flat if flat.device.type == "cpu" else flat.cpu())
+            most = max(at_once, 1)
+            self._blocks = blocks.BlockDraws(flat if flat.device.type == "cpu" else flat.cpu(), most=most)
             # As the blocks keep them, which they go on to do.
             self.left = self._blocks.left.reshape(rows, nodes)
             self.drawn = self._blocks.drawn.reshape(rows, nodes)
-            if self._counts.min(initial=nodes) < nodes:
+            if min(counts, default=nodes) < nodes:
                 self.left[~self._valid(nodes)] = 0
-            self._uniforms = noise.uniforms(0, max(at_once, 1))
+            self._uniforms = noise.made if noise.made.shape[2] >= most else noise.uniforms(most)
         if not isfinite(whole := float(self.left.sum())):
             raise _unsound(whole)
 
@@ -87,7 +88,7 @@ class ChildDraws:
         most = int(numbers.max(initial=0)) + 1
         if self._blocks is not None:
             if most > self._uniforms.shape[2]:
-                self._uniforms = self._noise.uniforms(0, 2 * most)
+                self._uniforms = self._noise.uniforms(2 * most)
             uniforms = self._uniforms[rows[:, None], nodes[:, None], numbers]
             flat = rows * self.left.shape[1] + nodes
             return self._blocks.draw(flat, np.full_like(flat, count), uniforms)
@@ -109,7 +110,7 @@ class ChildDraws:
         number = int(self.drawn[row, node])
         if self._blocks is not None:
             if number >= self._uniforms.shape[2]:
-                self._uniforms = self._noise.uniforms(0, 2 * number + 1)
+                self._uniforms = self._noise.uniforms(2 * number + 1)
             flat = row * self.left.shape[1] + node
             token, chance = self._blocks.draw_one(flat, self._uniforms[row, node, number])
             return token, chance, float(self.left[row, node])
@@ -121,15 +122,15 @@ class ChildDraws:
         self.left[row, node] = left = float(self._left[row, node, number + 1])
         return int(self._tokens[row, node, number]), float(self._chances[row, node, number]), left
 
-    def up_to(self, limits: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def up_to(self, limits: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The first `limits[i, j]` children of every node, tokens and weights `[rows, nodes, most]`.
 
         The existing children come first; the tokens of the others are -1.
         """
-        number, most = 0, int(limits.max(initial=0))
-        if self._blocks is not None:
+        number = 0
+        if self._blocks is not None and most:
             if most > self._uniforms.shape[2]:
-                self._uniforms = self._noise.uniforms(0, most)
+                self._uniforms = self._noise.uniforms(most)
             uniforms = self._uniforms[..., :most].reshape(-1, most)
             tokens, chances, _ = self._blocks.draw(np.arange(limits.size), limits.reshape(-1), uniforms)
             return tokens.reshape(*limits.shape, most), chances.reshape(*limits.shape, most)
@@ -157,7 +158,7 @@ class ChildDraws:
             draws = dispatch.draw_on_device(
                 probs=self._flat,
                 limits=np.where(self._valid(nodes), count, -1).reshape(-1),
-                uniforms=self._noise.uniforms(0, count).reshape(rows * nodes, count),
+                uniforms=self._noise.uniforms(count).reshape(rows * nodes, count),
                 floors=floors,
             )
         except ValueError as error:
@@ -182,10 +183,10 @@ def drawn_together(
     """
     if not isinstance(rng, UniformRandomness):
         return None
-    draws = ChildDraws(
-        probs.unsqueeze(0), NodeNoise.of([rng], [len(counts)]), [len(counts)], at_once=max(counts, default=0)
-    )
-    (tokens,), (chances,) = draws.up_to(np.array([counts]))
+    noise = NodeStreams([rng]).take([len(counts)])
+    most = max(counts, default=0)
+    draws = ChildDraws(probs.unsqueeze(0), noise, [len(counts)], at_once=most)
+    (tokens,), (chances,) = draws.up_to(np.array([counts]), most)
     lengths = (tokens >= 0).sum(1).tolist()
     rows = zip(tokens.tolist(), chances.tolist(), lengths, strict=True)
     return [(of_node[:length], weights[:length]) for of_node, weights, length in rows]

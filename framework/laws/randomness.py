@@ -238,35 +238,63 @@ class NodeNoise:
 
     Attributes:
         keys: uint64 `[rows, nodes]`; of a row with fewer nodes the last ones are of no use.
-        first: of each the first numbers that it would give, where they are made already, `[rows, nodes, n]`.
+        made: the first numbers of each stream, as far as they are made already, `[rows, nodes, n]`.
     """
 
     keys: NDArray[np.uint64]
-    first: NDArray[np.float64] | None = None
+    made: NDArray[np.float64]
+
+    def uniforms(self, n: int) -> NDArray[np.float64]:
+        """The first `n` numbers of every stream, `[rows, nodes, n]`."""
+        return _counted(self.keys, np.zeros(self.keys.shape, np.int64), n)
+
+
+NODES_AHEAD, NUMBERS_AHEAD = 32, 4
+"""Nodes of a row whose streams are made at once, and how many numbers of each."""
+
+
+class NodeStreams:
+    """The streams of the nodes of all rows, in the order in which each row opens them.
+
+    A level of a tree has few nodes, and making their streams level by level costs as much each time as making
+    all of them once.
+    """
+
+    def __init__(self, rngs: Sequence[UniformRandomness]) -> None:
+        """Streams that `rngs` start, one row each; nothing is taken from them yet."""
+        self._rngs = rngs
+        self._keys = np.zeros((len(rngs), 0), np.uint64)
+        self._made = np.zeros((len(rngs), 0, 0))
+        # Numbers that every row had used when they were made.
+        self._used: list[int] = []
+        # A tape may end before the numbers that would be made ahead.
+        self._ahead = NODES_AHEAD if all(type(rng) is CounterRandomness for rng in rngs) else 0
 
     @classmethod
-    def of(cls, rngs: Sequence[UniformRandomness], counts: Sequence[int]) -> NodeNoise:
-        """Returns the streams of `rngs[i].nodes(counts[i])` for every row, taken from its stream."""
-        uniforms = ahead_of_rows(rngs, max(counts, default=0))
-        for rng, count in zip(rngs, counts, strict=True):
+    def of(cls, rngs: Sequence[Randomness]) -> NodeStreams | None:
+        """Returns the streams of these rows' nodes; None where a row cannot show its numbers in advance."""
+        uniform = [rng for rng in rngs if isinstance(rng, UniformRandomness)]
+        return cls(uniform) if len(uniform) == len(rngs) else None
+
+    def take(self, counts: Sequence[int]) -> NodeNoise:
+        """Take what `rngs[i].nodes(counts[i])` would give for every row i."""
+        width, places = max(counts, default=0), [0] * len(counts)
+        for row, used in enumerate(self._used):
+            places[row] = self._rngs[row].used - used  # type: ignore[attr-defined]
+        start, least = max(places, default=0), min(places, default=0)
+        if not self._used or start + width > self._keys.shape[1] or least < 0:
+            self._keys = _keys(ahead_of_rows(self._rngs, max(width, self._ahead)))
+            self._made = _counted(self._keys, np.zeros(self._keys.shape, np.int64), NUMBERS_AHEAD)
+            start, least, places = 0, 0, [0] * len(counts)
+            if self._ahead:
+                self._used = [rng.used for rng in self._rngs]  # type: ignore[attr-defined]
+        for rng, count in zip(self._rngs, counts, strict=True):
             rng.skip(count)
-        return cls(_keys(uniforms))
-
-    @classmethod
-    def ahead_of(cls, rngs: Sequence[UniformRandomness], nodes: int, n: int) -> NodeNoise:
-        """Returns the streams of `nodes` nodes per row, with `n` numbers, and takes nothing from the rows."""
-        keys = _keys(ahead_of_rows(rngs, nodes))
-        return cls(keys, _counted(keys, np.zeros(keys.shape, dtype=np.int64), n))
-
-    def of_nodes(self, nodes: slice) -> NodeNoise:
-        """Returns the streams of these nodes only."""
-        return NodeNoise(self.keys[:, nodes], None if self.first is None else self.first[:, nodes])
-
-    def uniforms(self, first: int, n: int) -> NDArray[np.float64]:
-        """Numbers `first` to `first + n` of every stream, `[rows, nodes, n]`."""
-        if self.first is not None and first + n <= self.first.shape[2]:
-            return self.first[:, :, first : first + n]
-        return _counted(self.keys, np.full(self.keys.shape, first), n)
+        if least == start:
+            nodes = slice(start, start + width)
+            return NodeNoise(self._keys[:, nodes], self._made[:, nodes])
+        rows, columns = np.arange(len(counts))[:, None], np.array(places)[:, None] + np.arange(width)
+        return NodeNoise(self._keys[rows, columns], self._made[rows, columns])
 
 
 @attrs.define(eq=False)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from draftwood.base.errors import InvalidInput
-from draftwood.laws.randomness import Randomness
+from draftwood.laws.randomness import NodeStreams, Randomness
 from draftwood.protocols import BatchPolicy, LearningPolicy, TreePolicy
 from draftwood.trees.growth import Growing, Growth
 from draftwood.trees.outcome import Outcome
@@ -70,13 +70,20 @@ def grow(policy: TreePolicy, root: int, rng: Randomness, state: Any) -> Growing:
 
 
 def growth(
-    policy: TreePolicy, roots: Sequence[int], rngs: Sequence[Randomness], states: Sequence[Any]
+    policy: TreePolicy,
+    roots: Sequence[int],
+    rngs: Sequence[Randomness],
+    states: Sequence[Any],
+    streams: NodeStreams | None = None,
 ) -> Growth:
-    """The trees of all rows of a round, about to grow: one under each of `roots`, by its own stream."""
+    """The trees of all rows of a round, about to grow: one under each of `roots`, by its own stream.
+
+    `streams` is `NodeStreams.of(rngs)`, where it is there already.
+    """
     if policy.scope == "batch":
-        return Growth(_grow_together(policy, roots, rngs, states), rngs)
+        return Growth(_grow_together(policy, roots, rngs, states), rngs, streams)
     rows = zip(roots, rngs, states, strict=True)
-    return Growth([grow(policy, root, rng, state) for root, rng, state in rows], rngs)
+    return Growth([grow(policy, root, rng, state) for root, rng, state in rows], rngs, streams)
 
 
 def _grow_together(

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from draftwood.base.errors import InvalidTree
-from draftwood.laws.proposals import Deterministic, Proposal
-from draftwood.laws.randomness import Randomness
+from draftwood.laws.proposals import Deterministic, Proposal, WithoutReplacement
+from draftwood.laws.randomness import NodeStreams, Randomness
 from draftwood.trees.level_plan import LevelPlan, Levels
 from draftwood.trees.request import Request, Requests
-from draftwood.trees.siblings import FollowedLevels, Opening, open_nodes
-from draftwood.trees.tree import TokenTree
+from draftwood.trees.siblings import FollowedLevels, Opening, drawn, drawn_ahead, most_likely
+from draftwood.trees.tree import TokenTree, TreeBuilder
 from draftwood.trees.tree_batch import TreeBatch
 
 
@@ -43,20 +43,24 @@ class Growth:
         requests: the present requests to the draft; None when all trees are grown.
     """
 
-    def __init__(self, growing: Sequence[Growing], rngs: Sequence[Randomness]) -> None:
+    def __init__(
+        self, growing: Sequence[Growing], rngs: Sequence[Randomness], streams: NodeStreams | None = None
+    ) -> None:
         """Start the growths, one per row, and take their first requests.
 
         Args:
             growing: the generators that `grow` returned, one per row.
             rngs: the draft stream of every row.
+            streams: `NodeStreams.of(rngs)`, which several rounds may share; None: made here.
         """
         self._growing, self._rngs = growing, rngs
+        self._streams = streams or NodeStreams.of(rngs)
         self._grown: list[TokenTree | None] = [None] * len(growing)
         self._levels: list[Tensor] = []
         self._asked: list[Request | Opening | None] = []
         self._waiting: list[int] = []
         self.requests: Requests | None = None
-        self._ask([None] * len(growing), first=True)
+        self._ask([None] * len(growing), resumed=range(len(growing)))
 
     @property
     def plan(self) -> LevelPlan | None:
@@ -79,7 +83,15 @@ class Growth:
             elif asked is not None:
                 answers[row] = probs[row, : len(asked)]
         for law, openings in by_law.items():
-            found = open_nodes(law, probs, openings, self._rngs, level=level)
+            if law is Deterministic:
+                found = most_likely(probs, openings, level=level)
+            elif law is WithoutReplacement and self._streams is not None:
+                found = drawn_ahead(probs, openings, self._streams, level=level)
+            else:
+                found = [
+                    [] if opening is None else drawn(law, probs, row, opening, rng, level=level)
+                    for row, (opening, rng) in enumerate(zip(openings, self._rngs, strict=True))
+                ]
             for row, opening in enumerate(openings):
                 if opening is not None:
                     answers[row] = found[row]
@@ -101,45 +113,57 @@ class Growth:
 
     def trees(self) -> Sequence[TokenTree]:
         """The trees, when all are grown."""
-        trees = [tree for tree in self._grown if tree is not None]
-        builders = [tree.builder for tree in trees if tree.builder is not None]
-        laws = {one.law for builder in builders for one in builder.siblings.values()}
-        alike = len(laws) < 2 and laws <= TreeBatch.LAWS and not any(one.proposals for one in builders)
-        noted = any(tree.note is not None for tree in trees)
-        if len(builders) < len(trees) or not alike or noted:
+        trees: list[Any] = self._grown
+        laws, builders = set[type[Proposal]](), list[TreeBuilder]()
+        for tree in trees:
+            builder = tree.builder
+            if builder is None or builder.proposals or tree.note is not None:
+                return trees
+            for one in builder.siblings.values():
+                laws.add(one.law)
+            builders.append(builder)
+        if len(laws) > 1 or not laws <= TreeBatch.LAWS:
             return trees
         return TreeBatch.of(builders, laws.pop() if laws else Deterministic, self._levels)
 
-    def _ask(self, answers: Sequence[Any], *, first: bool = False) -> None:
-        """Send every row that has an answer its own, and take its next request."""
+    def _ask(self, answers: Sequence[Any], *, resumed: Sequence[int] = ()) -> None:
+        """Send every row that has an answer its own, and those resumed None; take their next requests."""
         asked: list[Request | Opening | None] = [None] * len(answers)
+        counts = [0] * len(answers)
         for row, answer in enumerate(answers):
-            if first or answer is not None:
-                asked[row] = self._next(row, answer)
-        self.requests = _merged(asked)
-        while self.requests is None and self._waiting:
-            waiting, self._waiting = self._waiting, []
-            for row in waiting:
-                asked[row] = self._next(row, None)
-            self.requests = _merged(asked)
-            if self.requests is None and self._waiting == waiting:
-                raise InvalidTree(
-                    "A policy's `grow` waits for other rows, and waits again when all of them wait; "
-                    "return the tree, or ask for something."
-                )
-        self._asked = asked
+            if answer is not None or row in resumed:
+                try:
+                    one = self._growing[row].send(answer)
+                except StopIteration as finished:
+                    if not isinstance(finished.value, TokenTree):
+                        raise _misgrown(finished.value) from None
+                    self._grown[row] = finished.value
+                    continue
+                if isinstance(one, Wait):
+                    self._waiting.append(row)
+                    continue
+                if not isinstance(one, _ASKED) or not len(one.tokens):
+                    raise _misasked(one)
+                asked[row], counts[row] = one, len(one.tokens)
+        self._asked, self.requests, width = asked, None, max(counts)
+        if width:
+            tokens, parents = np.zeros((len(asked), width), np.int64), np.full((len(asked), width), -1)
+            for row, request in enumerate(asked):
+                if request is not None:
+                    tokens[row, : counts[row]], parents[row, : counts[row]] = request.tokens, request.parents
+            self.requests = Requests(torch.from_numpy(tokens), torch.from_numpy(parents), counts)
+        elif self._waiting:
+            self._resume(resumed)
 
-    def _next(self, row: int, answer: Any) -> Request | Opening | None:
-        """The next request of a row; None where it waits, or its tree is grown."""
-        try:
-            asked = self._growing[row].send(answer)
-        except StopIteration as finished:
-            self._grown[row] = _tree(finished.value)
-            return None
-        if isinstance(asked, Wait):
-            self._waiting.append(row)
-            return None
-        return _request(asked)
+    def _resume(self, before: Sequence[int]) -> None:
+        """Let the rows that wait go on; `before` are those that were resumed last."""
+        waiting, self._waiting = self._waiting, []
+        if waiting == before:  # never where `before` is the range of a beginning
+            raise InvalidTree(
+                "A policy's `grow` waits for other rows, and waits again when all of them wait; return the "
+                "tree, or ask for something."
+            )
+        self._ask([None] * len(self._growing), resumed=waiting)
 
 
 def by_distributions(growing: Growing, rng: Randomness) -> Generator[Request, Tensor, TokenTree]:
@@ -156,29 +180,16 @@ def by_distributions(growing: Growing, rng: Randomness) -> Generator[Request, Te
     return tree
 
 
-def _request(asked: Any) -> Request | Opening:
-    if isinstance(asked, Request | Opening):
-        if len(asked):
-            return asked
-        raise InvalidTree("A policy's `grow` asks for no node at all; leave the request out.")
-    raise InvalidTree(
+_ASKED = (Request, Opening)
+
+
+def _misasked(asked: Any) -> InvalidTree:
+    if isinstance(asked, _ASKED):
+        return InvalidTree("A policy's `grow` asks for no node at all; leave the request out.")
+    return InvalidTree(
         f"A policy's `grow` yielded {type(asked).__name__}; yield what TreeBuilder.open or .request gives."
     )
 
 
-def _tree(grown: Any) -> TokenTree:
-    if isinstance(grown, TokenTree):
-        return grown
-    raise InvalidTree(f"A policy's `grow` returned {type(grown).__name__}; it must return a TokenTree.")
-
-
-def _merged(asked: Sequence[Request | Opening | None]) -> Requests | None:
-    """Returns the requests of all rows as one batch, or None if no row asks."""
-    counts = [0 if one is None else len(one.tokens) for one in asked]
-    if not (width := max(counts)):
-        return None
-    tokens, parents = np.zeros((len(asked), width), np.int64), np.full((len(asked), width), -1)
-    for row, one in enumerate(asked):
-        if one is not None:
-            tokens[row, : counts[row]], parents[row, : counts[row]] = one.tokens, one.parents
-    return Requests(torch.from_numpy(tokens), torch.from_numpy(parents), counts)
+def _misgrown(grown: Any) -> InvalidTree:
+    return InvalidTree(f"A policy's `grow` returned {type(grown).__name__}; it must return a TokenTree.")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import attrs
 
-from draftwood.base.validators import as_ints
 from draftwood.trees.tree import TokenTree
 
 
@@ -22,8 +21,8 @@ class Outcome:
         drafted: draft tokens in the tree, the root not counted.
     """
 
-    path: tuple[int, ...] = attrs.field(converter=as_ints)
-    tokens: tuple[int, ...] = attrs.field(converter=as_ints)
+    path: tuple[int, ...] = attrs.field(converter=tuple)
+    tokens: tuple[int, ...] = attrs.field(converter=tuple)
     extra: int
     bonus: bool
     drafted: int
@@ -31,12 +30,12 @@ class Outcome:
     @classmethod
     def of(cls, tree: TokenTree, path: Sequence[int], *, extra: int, bonus: bool) -> Outcome:
         """The outcome of accepting `path` (root first) in `tree`."""
-        tokens = tree.tokens[list(path)].tolist()
-        return cls(path, tokens, extra=extra, bonus=bonus, drafted=len(tree) - 1)
+        tokens = tree.tokens.tolist()
+        return cls(path, [tokens[node] for node in path], extra=extra, bonus=bonus, drafted=tree.size - 1)
 
     def shortened(self, count: int) -> Outcome:
         """Returns the outcome that emits only the first `count` tokens of this one, 1 or more."""
-        if count > self.accepted:
+        if count >= len(self.path):
             return self
         path, tokens, extra = self.path[:count], self.tokens[:count], self.tokens[count]
         return Outcome(path, tokens, extra=extra, bonus=False, drafted=self.drafted)

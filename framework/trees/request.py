@@ -11,7 +11,6 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from draftwood.base.validators import as_ints
 from draftwood.trees.prefixes import Path
 
 
@@ -47,7 +46,7 @@ class Requests(Sequence[Request | None]):
 
     tokens: Int[Tensor, "rows nodes"]
     parents: Int[Tensor, "rows nodes"]
-    counts: tuple[int, ...] = attrs.field(converter=as_ints)
+    counts: tuple[int, ...] = attrs.field(converter=tuple)
 
     @classmethod
     def of(cls, requests: Sequence[Request | None]) -> Requests:

@@ -14,7 +14,7 @@ from torch import Tensor
 from draftwood.base.errors import InvalidInput
 from draftwood.laws.ordered_draws import ChildDraws
 from draftwood.laws.proposals import Deterministic, DrawnChildren, Proposal, WithoutReplacement
-from draftwood.laws.randomness import NodeNoise, Randomness, UniformRandomness
+from draftwood.laws.randomness import NodeStreams, Randomness
 from draftwood.trees.level_plan import LevelPlan, Levels
 
 
@@ -174,10 +174,16 @@ class _FromDraws(Siblings):
     __slots__ = ("_draws",)
 
     def __init__(
-        self, probs: Tensor, row: int, place: tuple[int, int], draws: ChildDraws, weight: float
+        self,
+        probs: Tensor,
+        row: int,
+        place: tuple[int, int],
+        draws: ChildDraws,
+        drawn: tuple[list[int], list[float], float],
     ) -> None:
-        super().__init__(WithoutReplacement, probs, row, place)
-        self._draws, self.weight = draws, weight
+        # Written out: a base class's own `__init__` would take as long again, for every node.
+        self.law, self._probs, self._row, self.place = WithoutReplacement, probs, row, place
+        self._draws, (self.tokens, self.chances, self.weight) = draws, drawn
 
     def draw(self) -> bool:
         if not self.weight > 0:
@@ -219,39 +225,25 @@ class FollowedLevels:
         return found
 
 
-def open_nodes(
+def drawn(
     law: type[Proposal],
     probs: Float[Tensor, "rows nodes *drafters vocab"],
-    openings: Sequence[Opening | None],
-    rngs: Sequence[Randomness],
+    row: int,
+    opening: Opening,
+    rng: Randomness,
     *,
     level: int,
-) -> list[list[Siblings]]:
-    """The siblings of all nodes that `openings` name, of every row; an empty list where it opens none.
+) -> list[Siblings]:
+    """Returns the siblings of the nodes that one row opens, by any law and any source of chance.
 
     Args:
-        law: of all these openings.
-        probs: the draft's distributions, padded.
-        openings: one per row.
-        rngs: the draft stream of every row. A node's children are drawn by a stream of the node's own.
+        law: of the opening.
+        probs: the draft's distributions of all rows, padded.
+        row: that opens the nodes.
+        opening: the nodes.
+        rng: the row's draft stream. A node's children are drawn by a stream of the node's own.
         level: the number of the request.
     """
-    if law is Deterministic:
-        return _likeliest(probs, openings, level=level)
-    if law is WithoutReplacement:
-        streams = [rng for rng in rngs if isinstance(rng, UniformRandomness)]
-        if len(streams) == len(rngs):
-            return _from_draws(probs, openings, streams, level=level)
-    return [
-        [] if opening is None else _of_row(law, probs, row, opening, rngs[row], level=level)
-        for row, opening in enumerate(openings)
-    ]
-
-
-def _of_row(
-    law: type[Proposal], probs: Tensor, row: int, opening: Opening, rng: Randomness, *, level: int
-) -> list[Siblings]:
-    """Returns the siblings of one row, by any source of chance."""
     nodes = len(opening)
     if opening.ahead and law is not WithoutReplacement:
         raise InvalidInput(
@@ -265,17 +257,20 @@ def _of_row(
                 found[-1].draw()
         return found
     total = sys.maxsize if opening.total is None else opening.total
-    drawn = law.draw_nodes(probs[row, :nodes], counts=opening.counts, rng=rng, total=total)
+    children = law.draw_nodes(probs[row, :nodes], counts=opening.counts, rng=rng, total=total)
     # Nodes after the last of the total are left out.
     return [
-        _AllAtOnce(probs, row, (level, column), drawn[column])
-        if column < len(drawn)
+        _AllAtOnce(probs, row, (level, column), children[column])
+        if column < len(children)
         else Siblings(law, probs, row, (level, column))
         for column in range(nodes)
     ]
 
 
-def _likeliest(probs: Tensor, openings: Sequence[Opening | None], *, level: int) -> list[list[Siblings]]:
+def most_likely(
+    probs: Float[Tensor, "rows nodes vocab"], openings: Sequence[Opening | None], *, level: int
+) -> list[list[Siblings]]:
+    """Returns the most likely tokens of all nodes that rows open; an empty list for a row that opens none."""
     most = max(max(opening.counts) + opening.ahead for opening in openings if opening is not None)
     tokens, chances = top_tokens(probs, most)
     width = len(tokens[0][0])
@@ -302,9 +297,17 @@ def top_tokens(
     return read[1].astype(np.int64).tolist(), read[0].tolist()
 
 
-def _from_draws(
-    probs: Tensor, openings: Sequence[Opening | None], rngs: Sequence[UniformRandomness], *, level: int
+def drawn_ahead(
+    probs: Float[Tensor, "rows nodes vocab"],
+    openings: Sequence[Opening | None],
+    streams: NodeStreams,
+    *,
+    level: int,
 ) -> list[list[Siblings]]:
+    """Returns draws without replacement of all nodes that rows open; an empty list for a row that opens none.
+
+    The numbers are those that `drawn` would use: `streams` shows them in advance.
+    """
     rows, width = probs.shape[:2]
     nodes, most, ahead, floors = [0] * rows, 0, 0, None
     limits = np.zeros((rows, width), np.int64)
@@ -312,24 +315,22 @@ def _from_draws(
         if opening is not None:
             nodes[row] = count = len(opening.tokens)
             limits[row, :count] = opening.counts
-            ahead = max(ahead, opening.ahead)
+            most, ahead = max(most, *opening.counts), max(ahead, opening.ahead)
             if opening.floors is not None:
                 floors = np.zeros((rows, width)) if floors is None else floors
                 floors[row, :count] = opening.floors
-    most = int(limits.max())
-    draws = ChildDraws(probs, NodeNoise.of(rngs, nodes), nodes, at_once=max(most, ahead), floors=floors)
-    if most:
-        drawn, weights = draws.up_to(limits)
-        lengths, tokens, chances = (drawn >= 0).sum(2).tolist(), drawn.tolist(), weights.tolist()
-    left = draws.left.tolist()
+    draws = ChildDraws(probs, streams.take(nodes), nodes, at_once=max(most, ahead), floors=floors)
+    numbers, weights = draws.up_to(limits, most)
+    tokens, chances, left = numbers.tolist(), weights.tolist(), draws.left.tolist()
     found: list[list[Siblings]] = []
     for row, count in enumerate(nodes):
         siblings: list[Siblings] = []
         for column in range(count):
-            one = _FromDraws(probs, row, (level, column), draws, left[row][column])
-            if most:
-                length = lengths[row][column]
-                one.tokens, one.chances = tokens[row][column][:length], chances[row][column][:length]
-            siblings.append(one)
+            first, weights_of = tokens[row][column], chances[row][column]
+            if most and first[-1] < 0:
+                length = first.index(-1)
+                first, weights_of = first[:length], weights_of[:length]
+            so_far = first, weights_of, left[row][column]
+            siblings.append(_FromDraws(probs, row, (level, column), draws, so_far))
         found.append(siblings)
     return found

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import attrs
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from draftwood.base.errors import InvalidTree
-from draftwood.laws.proposals import Proposal
+from draftwood.laws.proposals import Deterministic, Proposal
 from draftwood.trees.level_plan import LevelPlan
 from draftwood.trees.request import Request
 from draftwood.trees.siblings import Opening, Siblings
@@ -89,7 +90,7 @@ class TokenTree:
     @property
     def depth(self) -> int:
         """Depth of the deepest node; 0 for a bare root."""
-        return int(self.depths[: self.size].max())
+        return max(self.depths[: self.size].tolist())
 
     @cached_property
     def _children(self) -> list[list[int]]:
@@ -202,9 +203,10 @@ class TreeBuilder:
 
     def request(self, nodes: Sequence[int]) -> Request:
         """Ask for the draft distributions of `nodes`; each may be asked for once, after its parent."""
-        tokens, parents = self._numbered(nodes)
+        opening = self.open(nodes, Deterministic)
         return Request(
-            tokens=torch.tensor(tokens, dtype=torch.int64), parents=torch.tensor(parents, dtype=torch.int64)
+            tokens=torch.tensor(opening.tokens, dtype=torch.int64),
+            parents=torch.tensor(opening.parents, dtype=torch.int64),
         )
 
     def open(
@@ -229,16 +231,15 @@ class TreeBuilder:
                 fewer tokens have probability above 0.
             ahead, total, floors, plan: as in `Opening`.
         """
-        tokens, parents = self._numbered(nodes)
-        each = [counts] * len(nodes) if isinstance(counts, int) else counts
-        return Opening(tokens, parents, law, each, ahead, total, floors, plan)
-
-    def _numbered(self, nodes: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Tokens of the nodes, and the request numbers of their parents."""
         numbers = self._numbers
         for node in nodes:
             numbers[node] = len(numbers)
-        return [self.tokens[v] for v in nodes], [numbers.get(self.parents[v], -1) for v in nodes]
+        tokens, parents = list[int](), list[int]()
+        for node in nodes:
+            tokens.append(self.tokens[node])
+            parents.append(numbers.get(self.parents[node], -1))
+        each = [counts] * len(tokens) if isinstance(counts, int) else counts
+        return Opening(tokens, parents, law, each, ahead, total, floors, plan)
 
     def add(self, parent: int, token: int) -> int:
         """A new last child of `parent`; returns its number."""
@@ -257,9 +258,14 @@ class TreeBuilder:
     def add_siblings(self, parent: int, siblings: Siblings, count: int | None = None) -> list[int]:
         """The first `count` (None: all) of the children that were drawn for `parent`."""
         tokens = siblings.tokens if count is None else siblings.tokens[:count]
-        if tokens:
-            self.siblings[parent] = siblings
-        return [self.add(parent, token) for token in tokens]
+        if not tokens:
+            return []
+        first, count = len(self.tokens), len(tokens)
+        self.siblings[parent] = siblings
+        self.tokens.extend(map(int, tokens))
+        self.parents += [parent] * count
+        self.depths += [self.depths[parent] + 1] * count
+        return list(range(first, first + count))
 
     def add_last(self, parent: int, siblings: Siblings) -> int:
         """The child of `parent` that was drawn last."""
@@ -289,12 +295,11 @@ class TreeBuilder:
 
     def finish(self) -> TokenTree:
         """The tree grown so far."""
-        tree = TokenTree(
-            tokens=torch.tensor(self.tokens, dtype=torch.int64),
-            parents=torch.tensor(self.parents, dtype=torch.int64),
-            proposals=_Laws(self) if self.siblings else self.proposals,
-            depths=torch.tensor(self.depths, dtype=torch.int64),
+        tokens, parents, depths = map(
+            torch.from_numpy, np.array([self.tokens, self.parents, self.depths], np.int64)
         )
+        laws = _Laws(self) if self.siblings else self.proposals
+        tree = TokenTree(tokens, parents, laws, size=len(self.tokens), depths=depths)
         object.__setattr__(tree, "_builder", self)
         return tree
 

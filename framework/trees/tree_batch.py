@@ -52,16 +52,17 @@ class TreeBatch(Sequence[TokenTree]):
     @classmethod
     def of(cls, builders: Sequence[TreeBuilder], law: type[Proposal], levels: Sequence[Tensor]) -> TreeBatch:
         """The trees that these have grown, whose siblings were all drawn by `law` from `levels`."""
-        counts = [len(builder) for builder in builders]
-        shape = len(builders), max(counts)
+        counts = np.array([len(builder.tokens) for builder in builders])
+        shape = len(builders), int(counts.max())
         tokens, parents, depths = np.zeros(shape, np.int64), np.full(shape, -1), np.zeros(shape, np.int64)
         asked = np.full((*shape, 2), -1)
-        for row, (builder, count) in enumerate(zip(builders, counts, strict=True)):
+        for row, builder in enumerate(builders):
+            count = len(builder.tokens)
             tokens[row, :count], parents[row, :count] = builder.tokens, builder.parents
             depths[row, :count] = builder.depths
-            if builder.siblings:
-                asked[row, list(builder.siblings)] = [one.place for one in builder.siblings.values()]
-        return cls(tokens, parents, depths, np.array(counts), law, tuple(levels), asked)
+            for node, one in builder.siblings.items():
+                asked[row, node] = one.place
+        return cls(tokens, parents, depths, counts, law, tuple(levels), asked)
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -75,10 +76,13 @@ class TreeBatch(Sequence[TokenTree]):
             return [self[index] for index in range(len(self))[row]]
         if row not in self._trees:
             n = int(self.counts[row])
-            tokens, parents, depths = (
-                torch.from_numpy(numbers[row, :n]) for numbers in (self.tokens, self.parents, self.depths)
+            self._trees[row] = TokenTree(
+                torch.from_numpy(self.tokens[row, :n]),
+                torch.from_numpy(self.parents[row, :n]),
+                _RowProposals(self, row),
+                size=n,
+                depths=torch.from_numpy(self.depths[row, :n]),
             )
-            self._trees[row] = TokenTree(tokens, parents, _RowProposals(self, row), depths=depths)
         return self._trees[row]
 
     def proposal(self, row: int, node: int) -> Proposal:
@@ -114,16 +118,19 @@ class TreeBatch(Sequence[TokenTree]):
 
     def truncated(self, depths: Sequence[int]) -> TreeBatch:
         """The trees without nodes deeper than `depths[i]` in row i."""
+        if (self.depths.max(1) <= depths).all():
+            return self
         valid = np.arange(self.tokens.shape[1]) < self.counts[:, None]
         return self.kept(valid & (self.depths <= np.array(depths)[:, None]))
 
     def validated(self, vocab_size: int) -> TreeBatch:
         """These trees, or `InvalidTree` naming the first node that breaks their shape."""
-        columns = np.arange(self.tokens.shape[1])
-        drafted = (columns > 0) & (columns < self.counts[:, None])
-        sound = ~drafted | ((self.parents >= 0) & (self.parents < columns))
-        sound &= (self.tokens >= 0) & (self.tokens < vocab_size)
-        if not (sound.all() and (self.parents[:, 0] == -1).all() and (self.counts > 0).all()):
+        tokens, parents = self.tokens, self.parents
+        # Padding has no parent, so as many nodes have one as are drafted; negative tokens are large.
+        drafted = int(self.counts.sum()) - self.counts.size
+        before = (parents < np.arange(parents.shape[1])).all() and np.count_nonzero(parents >= 0) == drafted
+        known = (tokens.view(np.uint64) < vocab_size).all() and parents.min() == -1
+        if not (before and known and self.counts.min() > 0):
             for tree in self:
                 tree.validated(vocab_size)
             raise InvalidTree("A row has no node; every tree has a root.")
@@ -140,8 +147,7 @@ class _RowProposals(Mapping[int, Proposal]):
     _inner: dict[int, Proposal | None] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        n = int(self.batch.counts[self.row])
-        above = sorted(set(self.batch.parents[self.row, 1:n].tolist()))
+        above = sorted(set(self.batch.parents[self.row].tolist()) - {-1})
         object.__setattr__(self, "_inner", dict.fromkeys(above))
 
     def __getitem__(self, node: int) -> Proposal:

@@ -21,8 +21,11 @@ class BlockDraws:
         drawn: int64 `[nodes]`, how many draws every node has had.
     """
 
-    def __init__(self, probs: Tensor) -> None:
-        """Sum the weights of `probs` `[nodes, vocab]`, float32 or float64 on the CPU."""
+    def __init__(self, probs: Tensor, *, most: int = 1) -> None:
+        """Sum the weights of `probs` `[nodes, vocab]`, float32 or float64 on the CPU.
+
+        There is room for `most` draws of a node at first.
+        """
         nodes, vocab = probs.shape
         whole = vocab // BLOCK
         # In the weights' own dtype, whose rounding they have anyway: converting costs ten times as much.
@@ -32,10 +35,9 @@ class BlockDraws:
         sums = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
         self._sums = sums.numpy().astype(np.float64)
         self._probs = probs.numpy()
-        self._tokens = np.empty((nodes, 0), dtype=np.int64)
+        self._tokens = np.empty((nodes, most), dtype=np.int64)
         self.left: NDArray[np.float64] = self._sums.sum(-1)
         self.drawn = np.zeros(nodes, dtype=np.int64)
-        self._single = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64), np.zeros((1, 1))
 
     def draw(
         self, nodes: NDArray[np.int64], limits: NDArray[np.int64], uniforms: NDArray[np.float64]
@@ -50,25 +52,25 @@ class BlockDraws:
             Tokens (-1 where there is none), their weights, and the weight left before each, in the shape of
             `uniforms`.
         """
+        if (most := int(self.drawn.max(initial=0)) + uniforms.shape[1]) > self._tokens.shape[1]:
+            self._widen(2 * most)
         # Copies have one layout, and code is compiled for each.
         asked = np.array(nodes), np.array(limits), np.array(uniforms)
-        return self._draw(asked, most=int(self.drawn.max(initial=0)) + uniforms.shape[1])
+        return _drawn(self._probs, self._sums, self.left, self._tokens, self.drawn, *asked)
 
     def draw_one(self, node: int, uniform: float) -> tuple[int, float]:
         """The next child of one node and its weight; -1 and 0 where there is none."""
-        nodes, _, uniforms = self._single
-        nodes[0], uniforms[0, 0] = node, uniform
-        tokens, chances, _ = self._draw(self._single, most=int(self.drawn[node]) + 1)
+        if (most := int(self.drawn[node]) + 1) > self._tokens.shape[1]:
+            self._widen(2 * most)
+        asked = np.array([node]), _ONE, np.array([[uniform]])
+        tokens, chances, _ = _drawn(self._probs, self._sums, self.left, self._tokens, self.drawn, *asked)
         return tokens.item(), chances.item()
 
-    def _draw(
-        self, asked: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]], *, most: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-        """`draw`, after which a node has had at most `most` draws."""
-        if most > (have := self._tokens.shape[1]):
-            earlier, self._tokens = self._tokens, np.empty((len(self.left), 2 * most), dtype=np.int64)
-            self._tokens[:, :have] = earlier
-        return _drawn(self._probs, self._sums, self.left, self._tokens, self.drawn, *asked)
+    def _widen(self, draws: int) -> None:
+        self._tokens = np.pad(self._tokens, ((0, 0), (0, draws - self._tokens.shape[1])))
+
+
+_ONE = np.ones(1, dtype=np.int64)
 
 
 @compiled

@@ -37,7 +37,12 @@ def draw(*, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArray[np.float
 
 def serves(probs: Tensor) -> bool:
     """Returns whether the kernel draws from `probs` `[nodes, vocab]`; logs each choice once."""
-    return support.use_kernel("ordered_draws", _objection(probs))
+    reason = support.objection_on(probs.device)
+    if reason is None and probs.dtype != torch.float32:
+        reason = f"its distributions are {probs.dtype}"
+    if reason is None and probs.shape[1] > (limit := _most(CONFIGURATIONS[-1])):
+        reason = f"its vocabulary has {probs.shape[1]} tokens, and the kernel holds {limit}"
+    return support.use_kernel("ordered_draws", reason or scalar_layout_objection(probabilities=probs))
 
 
 def draw_on_device(
@@ -95,13 +100,3 @@ def draw_on_device(
 
 def _most(configuration: Configuration) -> int:
     return int(configuration.constants["BLOCK"] * configuration.constants["BLOCKS"])
-
-
-def _objection(probs: Tensor) -> str | None:
-    if (reason := support.objection(probs)) is not None:
-        return reason
-    if probs.dtype != torch.float32:
-        return f"its distributions are {probs.dtype}"
-    if probs.shape[1] > (limit := _most(CONFIGURATIONS[-1])):
-        return f"its vocabulary has {probs.shape[1]} tokens, and the kernel holds {limit}"
-    return scalar_layout_objection(probabilities=probs)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
-from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.tree_plan.arrays import Floats, TreeArrays, Walk, walks_of
 from draftwood.kernels.tree_race.rounds import DeviceTrees
@@ -74,14 +70,6 @@ CONFIGURATIONS = (
     _configuration("leave", "plan inner numbers tokens flows out left heights lines vocab span size"),
     _configuration("choose", "plan out left heights lines vocab span programs"),
 )
-
-
-def serves(targets: Tensor) -> bool:
-    """Returns whether the kernels judge rows whose targets are like `targets`; logs each choice once."""
-    reason = support.objection(targets)
-    if reason is None and targets.dtype != torch.float32:
-        reason = f"its distributions are {targets.dtype}"
-    return support.use_kernel("tree_race", reason)
 
 
 def walk(trees: TreeArrays, waits: Floats) -> list[Walk | None]:

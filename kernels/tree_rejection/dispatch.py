@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.transfer import sent
 from draftwood.kernels.tree_plan.arrays import TreeArrays, Walk, walks_of
@@ -23,14 +21,6 @@ CONFIGURATIONS = tuple(
     )
     for name, block, warps in ((f"up to {SMALL} tokens", 1024, 4), ("more tokens", 2048, 16))
 )
-
-
-def serves(targets: Tensor) -> bool:
-    """Returns whether the kernel judges rows whose targets are like `targets`; logs each choice once."""
-    reason = support.objection(targets)
-    if reason is None and targets.dtype != torch.float32:
-        reason = f"its distributions are {targets.dtype}"
-    return support.use_kernel("tree_rejection", reason)
 
 
 def walk(trees: TreeArrays) -> list[Walk | None]:

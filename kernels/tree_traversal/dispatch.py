@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftwood.kernels import support
 from draftwood.kernels.configuration import Configuration
 from draftwood.kernels.transfer import sent
 from draftwood.kernels.tree_plan.arrays import TreeArrays, Walk, links, walks_of
@@ -44,14 +43,6 @@ CONFIGURATIONS = tuple(
 
 NUMBERS, PARTS, BUCKETS = 28, 8, 64
 """As in the kernel: numbers of a node, partial results of a program, buckets of a class."""
-
-
-def serves(targets: Tensor) -> bool:
-    """Returns whether the kernel judges rows whose targets are like `targets`; logs each choice once."""
-    reason = support.objection(targets)
-    if reason is None and targets.dtype != torch.float32:
-        reason = f"its distributions are {targets.dtype}"
-    return support.use_kernel("tree_traversal", reason)
 
 
 def walk(trees: TreeArrays, *, leaf_first: bool, classes: bool) -> list[Walk | None]:

@@ -61,12 +61,14 @@ class ModelDrafter(Drafter):
         self._round.release(rows)
 
     def distributions(self, requests: Sequence[Request | None]) -> Tensor:
-        requests = Requests.of(requests)
-        fed = self._round.take(requests, lengths=self.backend.lengths, room=self.backend.max_length)
-        logits = self.backend.extend(fed.tokens, fed.parents, fed.counts.tolist())
+        if not isinstance(requests, Requests):
+            requests = Requests.of(requests)
+        backend, room = self.backend, self.backend.max_length
+        fed = self._round.take(requests, lengths=() if room is None else backend.lengths, room=room)
+        logits = backend.extend(fed.tokens, fed.parents, fed.counts.tolist())
+        if fed.lead is not None:
+            return logits[:, fed.lead :]
         leads, counts = fed.leads, fed.counts - fed.leads
-        if (counts > 0).all() and (leads == leads[0]).all():
-            return logits[:, int(leads[0]) :]
         # Nodes that were not fed get -inf; the others stand behind the tokens that came before them.
         columns = torch.from_numpy(np.minimum(leads[:, None] + np.arange(fed.width), fed.tokens.shape[1] - 1))
         columns = columns.to(logits.device, non_blocking=True).unsqueeze(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -32,8 +33,9 @@ class Fed:
         tokens: int64; of a row those whose state the model lacked, if any, then the nodes asked for.
         parents: int64, region indices.
         counts: int64 `[rows]`, how many of them are valid; 0 for a row that feeds nothing.
-        leads: int64 `[rows]`, how many stand before the nodes asked for.
+        leads: int64 `[rows]`, how many precede the nodes asked for.
         width: nodes asked for, at most.
+        lead: `leads` of every row, where all rows feed nodes and lacked as many tokens; else None.
     """
 
     tokens: Int[Tensor, "rows nodes"]
@@ -41,6 +43,7 @@ class Fed:
     counts: Numbers
     leads: Numbers
     width: int
+    lead: int | None
 
 
 class RequestedNodes:
@@ -52,17 +55,19 @@ class RequestedNodes:
 
     def __init__(self) -> None:
         self._pending: list[list[int]] = []
+        # By request number; entries after those of a row mean nothing.
+        self._tokens, self._parents, self._depths = np.zeros((3, 0, CAPACITY), dtype=np.int64)
         self._begin()
 
     def _begin(self) -> None:
         rows = len(self._pending)
-        # By request number; what stands behind those of a row means nothing.
-        self._tokens, self._parents, self._depths = (
-            np.zeros((rows, CAPACITY), dtype=np.int64) for _ in range(3)
-        )
+        if len(self._tokens) != rows:
+            self._tokens, self._parents, self._depths = np.zeros((3, rows, CAPACITY), dtype=np.int64)
         self._requested = np.zeros(rows, dtype=np.int64)  # nodes asked for
         self._fed = np.zeros(rows, dtype=np.int64)  # those of them that were fed
-        self._leads = np.zeros(rows, dtype=np.int64)  # pending tokens that were fed
+        # Tokens that the first pass feeds before the nodes.
+        self._leads = np.array(list(map(len, self._pending)), dtype=np.int64)
+        self._unfed = True  # whether some row may have its first pass still to come
         self._root: int | None = None  # region index of the root, where it is not behind the pending tokens
         self._deepest = np.zeros(rows, dtype=np.int64)  # depth of the deepest; where the context ends, only
         self._exhausted = np.zeros(rows, dtype=bool)
@@ -90,28 +95,40 @@ class RequestedNodes:
                 from then on.
         """
         counts = np.array(requests.counts, dtype=np.int64)
-        self._add(requests, counts)
-        leads = np.where(self._fed > 0, self._leads, [len(pending) for pending in self._pending])
+        (rows, width), requested = requests.tokens.shape, self._requested.tolist()
+        start = max(requested, default=0)
+        if start + width > self._tokens.shape[1]:
+            self._reserve(start + width)
+        # Padding is written over by the next request, or never read.
+        place: Any = np.s_[:, start : start + width]
+        if min(requested, default=0) < start:
+            place = np.arange(rows)[:, None], self._requested[:, None] + np.arange(width)
+        self._tokens[place] = requests.tokens.cpu().numpy()
+        self._parents[place] = requests.parents.numpy()
+        self._requested = self._requested + counts
         if room is not None:
             self._deepen(requests.parents.numpy(), counts)
-            self._exhausted |= (counts > 0) & (np.array(lengths) + leads + self._deepest >= room)
+            self._exhausted |= (counts > 0) & (np.array(lengths) + self._leads + self._deepest >= room)
             counts[self._exhausted] = 0
         feeds = counts > 0
-        ahead = np.where(feeds & (self._fed == 0), leads, 0)
-        self._leads = np.where(feeds, leads, self._leads)
+        every, ahead, longest = bool(feeds.all()), np.zeros_like(counts), 0
+        lead = 0 if every else None
+        if self._unfed:
+            ahead = self._leads * (feeds & (self._fed == 0))
+            longest = int(ahead.max(initial=0))
+            lead = longest if every and (ahead == longest).all() else None
         self._fed = np.where(feeds, self._requested, self._fed)
+        self._unfed = self._unfed and not every
         parents = requests.parents + torch.from_numpy(self._leads).unsqueeze(1)
-        width = requests.tokens.shape[1]
-        if not ahead.any():
-            return Fed(requests.tokens, parents, counts, ahead, width)
-        longest = int(ahead.max())
+        if not longest:
+            return Fed(requests.tokens, parents, counts, ahead, width, lead)
         columns = torch.from_numpy(ahead[:, None] + np.arange(width))
         tokens = torch.zeros(len(counts), longest + width, dtype=torch.int64)
         chain = torch.arange(-1, longest + width - 1).repeat(len(counts), 1)
         for row in np.flatnonzero(ahead):
             tokens[row, : ahead[row]] = torch.tensor(self._pending[row])
         tokens.scatter_(1, columns, requests.tokens.cpu())
-        return Fed(tokens, chain.scatter_(1, columns, parents), counts + ahead, ahead, width)
+        return Fed(tokens, chain.scatter_(1, columns, parents), counts + ahead, ahead, width, lead)
 
     def root_pass(
         self, roots: Sequence[int], *, depth: int, lengths: Sequence[int], room: int | None
@@ -146,7 +163,6 @@ class RequestedNodes:
 
     def grown(self, roots: Sequence[int], tokens: Numbers, parents: Numbers) -> None:
         """Below the roots of `root_pass` nodes `[rows, nodes]` have joined, parents by region index."""
-        self._leads = np.array([len(lacking) for lacking in self._pending], dtype=np.int64)
         self._root = PLANNED - 1
         nodes = 1 + tokens.shape[1]
         self._reserve(nodes)
@@ -182,15 +198,6 @@ class RequestedNodes:
             self._pending[row] = [*self._pending[row], *accepted[row]][len(paths[row]) :]
         self._begin()
         return paths
-
-    def _add(self, requests: Requests, counts: Numbers) -> None:
-        rows, width = requests.tokens.shape
-        self._reserve(int(self._requested.max(initial=0)) + width)
-        # Padding is written over by the next request, or never read.
-        row, new = np.arange(rows)[:, None], self._requested[:, None] + np.arange(width)
-        self._tokens[row, new] = requests.tokens.cpu().numpy()
-        self._parents[row, new] = requests.parents.numpy()
-        self._requested = self._requested + counts
 
     def _deepen(self, parents: Numbers, counts: Numbers) -> None:
         """Note the depths of the nodes added last, with these `parents` `[rows, width]`."""

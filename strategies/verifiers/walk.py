@@ -10,8 +10,9 @@ import attrs
 from torch import Tensor
 
 from draftwood import InvalidInput, Outcome, Proposal, Randomness, TokenTree, Verifier
-from draftwood.strategies.verifiers.batched.device_forms import judged_by_kernel
+from draftwood.strategies.verifiers.batched.device_forms import KERNELS
 from draftwood.strategies.verifiers.batched.host_rows import on_the_host
+from draftwood.strategies.verifiers.batched.on_device import judged_on_device
 from draftwood.strategies.verifiers.batched.own_steps import judges_as
 from draftwood.strategies.verifiers.orders.sibling_order import SiblingOrder, Tries
 from draftwood.strategies.verifiers.residual import Candidate, Residual
@@ -121,19 +122,18 @@ class TreeWalk(Verifier):
     def verify_rows(
         self, trees: Sequence[TokenTree], target_probs: Sequence[Tensor], rngs: Sequence[Randomness]
     ) -> list[Outcome]:
-        outcomes: list[Outcome | None] = [None] * len(trees)
-        if judges_as(self, TreeWalk):
-            outcomes = judged_by_kernel(
-                trees, target_probs, rngs, order=self.order, leaf_first=self.leaf_first
-            )
+        outcomes: list[Any] = [None] * len(rngs)
+        form = KERNELS.get((type(self.order), self.leaf_first)) if judges_as(self, TreeWalk) else None
+        if form is not None:
+            outcomes = judged_on_device(trees, target_probs, rngs, form=form)
         rest = [row for row, outcome in enumerate(outcomes) if outcome is None]
-        if len(rest) < len(trees):
+        if len(rest) < len(rngs):
             trees, target_probs = [trees[row] for row in rest], [target_probs[row] for row in rest]
         if self.order.on_host:
             trees, target_probs = on_the_host(trees, target_probs)
-        for row, tree, probs in zip(rest, trees, target_probs, strict=True):
-            outcomes[row] = self.verify(tree, probs, rngs[row])
-        return [outcome for outcome in outcomes if outcome is not None]
+        for place, row in enumerate(rest):
+            outcomes[row] = self.verify(trees[place], target_probs[place], rngs[row])
+        return outcomes
 
 
 @attrs.define(eq=False)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood import CounterRandomness, InvalidDistribution, InvalidInput, Streams, TapeRandomness
-from draftwood.laws.randomness import SpawnedSeeds, row_seeds
+from draftwood.laws.randomness import NODES_AHEAD, NodeStreams, SpawnedSeeds, row_seeds
 
 weights = st.lists(st.sampled_from([0.0, 1e-30, 0.1, 0.25, 1.0, 3.0]), min_size=1, max_size=8).filter(any)
 
@@ -115,3 +115,40 @@ def test_numbers_taken_one_by_one_are_those_of_an_array(seed, used):
     alone.used = together.used = used
     assert [alone.uniform() for _ in range(5)] == together.uniforms(5).tolist()
     assert alone.used == together.used == used + 5
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(0, NODES_AHEAD), min_size=3, max_size=3), st.integers(0, 2)),
+        min_size=1,
+        max_size=8,
+    ),
+    st.integers(0, 2**32),
+)
+def test_node_streams_of_many_rows_are_those_that_each_row_starts(takes, seed):
+    rows = [CounterRandomness.seeded(seed + row) for row in range(3)]
+    alone = [CounterRandomness.seeded(seed + row) for row in range(3)]
+    streams = NodeStreams.of(rows)
+    for counts, own_draws in takes:
+        noise = streams.take(counts)
+        for row, count in enumerate(counts):
+            for node, stream in enumerate(alone[row].nodes(count)):
+                numbers = stream.uniforms(6).tolist()
+                assert noise.uniforms(6)[row, node].tolist() == numbers
+                assert noise.made[row, node].tolist() == numbers[: noise.made.shape[2]]
+        # A policy may draw from a row's stream by itself.
+        assert [rows[1].uniform() for _ in range(own_draws)] == [alone[1].uniform() for _ in range(own_draws)]
+    assert [row.used for row in rows] == [row.used for row in alone]
+
+
+def test_node_streams_of_a_tape_take_no_more_than_they_need():
+    numbers = torch.rand(5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    tape, same = TapeRandomness(numbers), TapeRandomness(numbers)
+    streams = NodeStreams.of([tape])
+    for count in (2, 0, 1, 2):
+        noise = streams.take([count])
+        wanted = [stream.uniforms(2).tolist() for stream in same.nodes(count)]
+        assert noise.uniforms(2)[0, :count].tolist() == wanted
+    with pytest.raises(InvalidInput, match="used up at 5"):
+        streams.take([1])
+    assert NodeStreams.of([tape, object()]) is None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from draftwood import IncompatibleStrategy, InvalidInput, SamplingParams, SpeculativeDecoder, load, zoo
 from draftwood.base.scratch import Scratch
-from draftwood.decoding.row_settings import proposals, targets
+from draftwood.decoding.row_settings import Proposals, targets
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dyspec import DySpec
@@ -101,7 +101,7 @@ def test_distributions_by_row_are_those_of_each_row(params, seed, nodes, dtype, 
         logits[row, count:] = -torch.inf
     some = [None if row % 2 else one for row, one in enumerate(params)]
     for rows in (params, params[:1] * len(params), some):
-        together = proposals(rows, logits, Scratch(), counts=counts)
+        together = Proposals(rows).of(logits, Scratch(), counts=counts)
         for row, (of_row, count) in enumerate(zip(rows, counts, strict=True)):
             if of_row is not None:
                 alone = of_row.proposals(logits[row, :count], Scratch())

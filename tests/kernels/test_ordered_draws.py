@@ -24,7 +24,7 @@ from draftwood import (
 from draftwood.kernels.ordered_draws import blocks, dispatch, reference
 from draftwood.kernels.support import kernels_enabled
 from draftwood.laws.ordered_draws import ChildDraws
-from draftwood.laws.randomness import NodeNoise
+from draftwood.laws.randomness import NodeStreams
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.fixed_tree import FixedTree
@@ -122,10 +122,11 @@ def test_the_end_of_the_unit_interval_before_blocks_of_nothing(device: torch.dev
 def test_padding_draws_nothing_and_is_not_looked_at(kernel: bool, device: torch.device) -> None:
     p = rows(4, 60, alive=1.0, sharpness=1.0, seed=3).view(2, 2, 60)
     p[1, 1] = torch.nan
-    noise = NodeNoise.of([CounterRandomness.seeded(1), CounterRandomness.seeded(2)], [1, 1])
+    noise = NodeStreams([CounterRandomness.seeded(1), CounterRandomness.seeded(2)]).take([1, 1])
     with kernels_enabled(kernel):
-        draws = ChildDraws(p.to(device), attrs.evolve(noise, keys=noise.keys.repeat(2, 1)), [2, 1], at_once=3)
-        tokens, _ = draws.up_to(np.full((2, 2), 3))
+        twice = attrs.evolve(noise, keys=noise.keys.repeat(2, 1), made=noise.made.repeat(2, 1))
+        draws = ChildDraws(p.to(device), twice, [2, 1], at_once=3)
+        tokens, _ = draws.up_to(np.full((2, 2), 3), 3)
     assert draws.left[1, 1] == 0
     assert (tokens[1, 1] == -1).all()
     assert (np.delete(tokens.reshape(4, 3), 3, 0) >= 0).all()

@@ -9,26 +9,25 @@ import torch
 from torch import Tensor
 
 from draftwood import CounterRandomness, Randomness, SamplingParams, Streams, TokenTree
-from draftwood.decoding import decoder
+from draftwood.decoding import decoder, round_distributions
 from draftwood.decoding.batch_row import BatchRow
-from draftwood.decoding.loop import RoundLoop
 from draftwood.decoding.stopping import RowStops
 from draftwood.laws import randomness
 from draftwood.trees.prefixes import Path, Prefixes
 from tests.mutations import suite
 from tests.mutations.mistake import Mistake
 
-_scores = RoundLoop._target_scores
+_scores = round_distributions.target_scores
 _constrained = BatchRow.constrained
 
 
-def scores_at_the_root_alone(self: RoundLoop, row: BatchRow, tree: TokenTree, logits: Tensor) -> Tensor:
+def scores_at_the_root_alone(row: BatchRow, tree: TokenTree, logits: Tensor) -> Tensor:
     """Filters and processors change the root's logits and nobody else's."""
-    right = _scores(self, row, tree, logits)
+    right = _scores(row, tree, logits)
     return torch.cat([right[:1], logits[1 : tree.size].to(right.dtype)])
 
 
-def draft_sampling_for_both(self: RoundLoop, row: BatchRow, tree: TokenTree, logits: Tensor) -> Tensor:
+def draft_sampling_for_both(row: BatchRow, tree: TokenTree, logits: Tensor) -> Tensor:
     return row.settings.draft_sampling.scores(logits[: tree.size], row.prefixes([()] * tree.size))
 
 
@@ -155,7 +154,7 @@ MISTAKES = [
     _decoding(
         "filters and processors applied at the root alone",
         "a tree scored as one position",
-        (RoundLoop, "_scored", suite.by_scores(scores_at_the_root_alone)),
+        (round_distributions, "scored", suite.by_scores(scores_at_the_root_alone)),
     ),
     _decoding(
         "two rows share a verification stream",
@@ -177,7 +176,7 @@ MISTAKES = [
     _decoding(
         "the draft's sampling used for the target",
         "one set of parameters too many",
-        (RoundLoop, "_scored", suite.by_scores(draft_sampling_for_both)),
+        (round_distributions, "scored", suite.by_scores(draft_sampling_for_both)),
     ),
     _decoding(
         "processors see another row's text",
@@ -201,12 +200,12 @@ MISTAKES = [
     _decoding(
         "the target's temperature is not applied",
         "vllm#10198",
-        (RoundLoop, "_scored", suite.by_scores(suite.unscaled)),
+        (round_distributions, "scored", suite.by_scores(suite.unscaled)),
     ),
     _decoding(
         "processors that read the prefix see the root's at every node",
         "grammars and penalties on trees",
-        (RoundLoop, "_scored", suite.by_scores(suite.seen_from_the_root)),
+        (round_distributions, "scored", suite.by_scores(suite.seen_from_the_root)),
     ),
     _decoding(
         "an end-of-text inside the accepted path is ignored",

@@ -12,8 +12,9 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from draftwood import Randomness, TokenTree
+from draftwood.base.scratch import Scratch
+from draftwood.decoding import round_distributions
 from draftwood.decoding.batch_row import BatchRow
-from draftwood.decoding.loop import RoundLoop
 from draftwood.decoding.running_rows import RunningRows
 from draftwood.decoding.stopping import RowStops
 from draftwood.laws import randomness
@@ -72,27 +73,26 @@ EXACT = attrs.evolve(
 )
 
 
-def by_scores(change: Callable[[RoundLoop, BatchRow, TokenTree, Tensor], Tensor]) -> Any:
-    """`RoundLoop._scored` with the scores that `change` makes of a row's logits."""
+def by_scores(change: Callable[[BatchRow, TokenTree, Tensor], Tensor]) -> Any:
+    """`round_distributions.scored` with the scores that `change` makes of a row's logits."""
 
     def scored(
-        self: RoundLoop, batch: RunningRows, trees: Sequence[TokenTree], logits: Tensor
+        batch: RunningRows, trees: Sequence[TokenTree], logits: Tensor, scratch: Scratch
     ) -> tuple[list[Tensor], list[Tensor]]:
         rows = batch.rows
-        scores = [
-            change(self, row, tree, of_row) for row, tree, of_row in zip(rows, trees, logits, strict=True)
-        ]
-        return scores, [self._target_probs(row, one) for row, one in zip(rows, scores, strict=True)]
+        scores = [change(row, tree, of_row) for row, tree, of_row in zip(rows, trees, logits, strict=True)]
+        probs = round_distributions.target_probs
+        return scores, [probs(row, one) for row, one in zip(rows, scores, strict=True)]
 
     return scored
 
 
-def unscaled(self: object, row: object, tree: TokenTree, logits: Tensor) -> Tensor:
+def unscaled(row: object, tree: TokenTree, logits: Tensor) -> Tensor:
     """Scores without the sampling parameters."""
     return logits[: len(tree)]
 
 
-def seen_from_the_root(self: RoundLoop, row: BatchRow, tree: TokenTree, logits: Tensor) -> Tensor:
+def seen_from_the_root(row: BatchRow, tree: TokenTree, logits: Tensor) -> Tensor:
     """Scores whose processors see the root's context at every node."""
     return row.settings.sampling.scores(logits[: len(tree)], row.prefixes([()] * len(tree)))
 
@@ -150,13 +150,13 @@ MUTATIONS = [
         "the target's temperature is not applied",
         "vllm#10198",
         attrs.evolve(CHAIN, temperature=0.7),
-        patch=(RoundLoop, "_scored", by_scores(unscaled)),
+        patch=(round_distributions, "scored", by_scores(unscaled)),
     ),
     Mutation(
         "processors that read the prefix see the root's at every node",
         "grammars and penalties on trees",
         attrs.evolve(CHAIN, policy=Chain(1), carried=True, processors=(RepeatsLess(),)),
-        patch=(RoundLoop, "_scored", by_scores(seen_from_the_root)),
+        patch=(round_distributions, "scored", by_scores(seen_from_the_root)),
     ),
     Mutation(
         "block verification that accepts token by token",

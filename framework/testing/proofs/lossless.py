@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Required, TypedDict, Unpack
 
 import attrs
 import torch
@@ -61,61 +62,80 @@ class JointLaw:
         return off if off == off else float("inf")  # NaN compares with nothing, and is the worst
 
 
-def joint_law(
-    policy: TreePolicy,
-    verifier: Verifier,
-    *,
-    target: NextTokenModel,
-    drafter: Drafter,
-    prompt: Sequence[int] = (0,),
-    tokens: int = 3,
-    temperature: float = 1.0,
-    rounds: int | None = None,
-    budget: int = 100_000,
-    trees: Sequence[WeightedTree] | None = None,
-) -> JointLaw:
-    """The exact joint law of the first `tokens` emitted tokens.
+class ProofOptions(TypedDict, total=False):
+    """Keyword arguments of `joint_law`, `largest_error` and `assert_lossless`.
+
+    Attributes:
+        target: whose law should come out. Required.
+        drafter: supplies the draft distributions, such as a `ModelDrafter` over a `ToyBackend`. Required.
+        prompt: the text before, at least one token. Default: `(0,)`.
+        tokens: length of the sequences. Default: 3.
+        temperature: of target and draft. Default: 1.
+        rounds: None, the default, runs the production loop for as many rounds as the tokens take, so that
+            commit and the next root are part of the proof. 1 enumerates one round, and lets the target itself
+            write what is missing: cheaper, since equal trees are verified once.
+        budget: random outcomes that one enumeration may visit. Default: 100,000.
+        trees: what `drawn_trees` gave for the policy, drafter, prompt and temperature, so that several
+            verifiers can be judged on trees drawn once; for one round. None, the default, draws them.
+    """
+
+    target: Required[NextTokenModel]
+    drafter: Required[Drafter]
+    prompt: Sequence[int]
+    tokens: int
+    temperature: float
+    rounds: int | None
+    budget: int
+    trees: Sequence[WeightedTree] | None
+
+
+def joint_law(policy: TreePolicy, verifier: Verifier, **options: Unpack[ProofOptions]) -> JointLaw:
+    """The exact joint law of the first emitted tokens.
 
     Args:
         policy: grows the trees.
         verifier: judges them.
-        target: whose law should come out.
-        drafter: supplies the draft distributions; a `ModelDrafter` over a `ToyBackend`, for instance.
-        prompt: the text before; at least one token.
-        tokens: length of the sequences.
-        temperature: of target and draft.
-        rounds: None runs the production loop for as many rounds as the tokens take, so that commit and
-            the next root are part of the proof. 1 enumerates one round, and lets the target itself
-            write what is missing: cheaper, since equal trees are verified once.
-        budget: random outcomes that one enumeration may visit.
-        trees: what `drawn_trees` gave for the policy, drafter, prompt and temperature, so that several
-            verifiers can be judged on trees drawn once; for one round. None draws them.
+        options: see `ProofOptions`.
 
     Raises:
         AssertionError: the verifier raises or does not end; the message draws the tree.
         BudgetExceeded: a round has more outcomes than `budget`.
     """
-    checked = CheckedVerifier(verifier)
-    if rounds not in (None, 1):
-        raise InvalidInput(f"rounds is {rounds}; give 1, or None for as many as the tokens take.")
-    case = _Case(policy, checked, target, drafter, temperature, budget)
-    if rounds:
-        law, expected, runs = case.one_round(tuple(prompt), tokens, trees)
-    elif trees is None:
-        law, expected, runs = case.all_rounds(tuple(prompt), tokens)
-    else:
-        raise InvalidInput("Given trees are trees of one round; give rounds=1 with them.")
-    return JointLaw(law, expected, runs, checked.fault)
+    return _Case(policy, verifier, **options).law()
 
 
 @attrs.frozen(eq=False)
 class _Case:
+    """A pair, and how its law is worked out; see `ProofOptions`."""
+
     policy: TreePolicy
     verifier: Verifier
     target: NextTokenModel
     drafter: Drafter
-    temperature: float
-    budget: int
+    prompt: tuple[int, ...] = attrs.field(default=(0,), converter=tuple)
+    tokens: int = 3
+    temperature: float = 1.0
+    rounds: int | None = None
+    budget: int = 100_000
+    trees: Sequence[WeightedTree] | None = None
+
+    def law(self) -> JointLaw:
+        """The joint law of the pair, and what its verifier may not do."""
+        checked = CheckedVerifier(self.verifier)
+        if self.rounds not in (None, 1):
+            raise InvalidInput(f"rounds is {self.rounds}; give 1, or None for as many as the tokens take.")
+        case = attrs.evolve(self, verifier=checked)
+        if self.rounds:
+            law, expected, runs = case.one_round(self.prompt, self.tokens, self.trees)
+        elif self.trees is None:
+            law, expected, runs = case.all_rounds(self.prompt, self.tokens)
+        else:
+            raise InvalidInput("Given trees are trees of one round; give rounds=1 with them.")
+        return JointLaw(law, expected, runs, checked.fault)
+
+    def target_law(self) -> dict[tuple[int, ...], float]:
+        """The law that the pair should have."""
+        return target_law(self.target, prompt=self.prompt, tokens=self.tokens, temperature=self.temperature)
 
     def one_round(
         self, prompt: tuple[int, ...], tokens: int, trees: Sequence[WeightedTree] | None = None
@@ -215,54 +235,29 @@ def target_law(
     return law
 
 
-def largest_error(
-    policy: TreePolicy,
-    verifier: Verifier,
-    *,
-    target: NextTokenModel,
-    drafter: Drafter,
-    prompt: Sequence[int] = (0,),
-    tokens: int = 3,
-    temperature: float = 1.0,
-    rounds: int | None = None,
-    budget: int = 100_000,
-) -> float:
+def largest_error(policy: TreePolicy, verifier: Verifier, **options: Unpack[ProofOptions]) -> float:
     """Returns the largest deviation of the pair's joint law from the target's, over all sequences.
 
     Takes what `joint_law` takes and raises what it raises.
     """
-    joint = joint_law(
-        policy,
-        verifier,
-        target=target,
-        drafter=drafter,
-        prompt=prompt,
-        tokens=tokens,
-        temperature=temperature,
-        rounds=rounds,
-        budget=budget,
-    )
-    return joint.error(target_law(target, prompt=prompt, tokens=tokens, temperature=temperature))
+    case = _Case(policy, verifier, **options)
+    return case.law().error(case.target_law())
 
 
 def assert_lossless(
     policy: TreePolicy,
     verifier: Verifier,
     *,
-    target: NextTokenModel,
-    drafter: Drafter,
-    prompt: Sequence[int] = (0,),
-    tokens: int = 3,
-    temperature: float = 1.0,
-    rounds: int | None = None,
-    budget: int = 100_000,
-    trees: Sequence[WeightedTree] | None = None,
     tolerance: float | None = None,
+    **options: Unpack[ProofOptions],
 ) -> JointLaw:
     """Prove that the pair emits the target's law; takes what `joint_law` takes.
 
     Args:
+        policy: grows the trees.
+        verifier: judges them.
         tolerance: largest difference of a probability; None is what the models' dtype allows.
+        options: see `ProofOptions`.
 
     Returns:
         The joint law, with its expected tokens a round.
@@ -271,39 +266,28 @@ def assert_lossless(
         AssertionError: it does not. The message names the worst sequence with its probability and
             the expected one, and draws the tree from which it most likely comes.
     """
-    joint = joint_law(
-        policy,
-        verifier,
-        target=target,
-        drafter=drafter,
-        prompt=prompt,
-        tokens=tokens,
-        temperature=temperature,
-        rounds=rounds,
-        budget=budget,
-        trees=trees,
-    )
+    case = _Case(policy, verifier, **options)
+    joint = case.law()
     if joint.fault:
         raise LawBroken(joint.fault)
-    expected = target_law(target, prompt=prompt, tokens=tokens, temperature=temperature)
+    expected = case.target_law()
     worst, error = joint.worst(expected), joint.error(expected)
     if tolerance is None:
-        tolerance = rounding(target.dtype)
+        tolerance = rounding(case.target.dtype)
     if not error <= tolerance:
-        case = _Case(policy, verifier, target, drafter, temperature, budget)
         raise LawBroken(
-            f"{policy} with {verifier} is biased: tokens {worst} after {tuple(prompt)} have probability "
+            f"{policy} with {verifier} is biased: tokens {worst} after {case.prompt} have probability "
             f"{joint.probabilities.get(worst, 0.0):.12g} and should have {expected.get(worst, 0.0):.12g} "
-            f"(off by {error:.2g}).\n{_where(case, tuple(prompt), worst, tolerance)}",
+            f"(off by {error:.2g}).\n{_where(case, worst, tolerance)}",
             error=error,
         )
     return joint
 
 
-def _where(case: _Case, prompt: tuple[int, ...], worst: tuple[int, ...], tolerance: float) -> str:
+def _where(case: _Case, worst: tuple[int, ...], tolerance: float) -> str:
     """The round in which the bias arises, and the tree of that round that most likely gave `worst`."""
     for done in range(len(worst)):
-        text, rest = (*prompt, *worst[:done]), worst[done:]
+        text, rest = (*case.prompt, *worst[:done]), worst[done:]
         law, _, _ = case.one_round(text, len(rest))
         expected = target_law(case.target, prompt=text, tokens=len(rest), temperature=case.temperature)
         # A later prefix of the worst sequence may do better than the worst of its round.

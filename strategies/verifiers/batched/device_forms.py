@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from torch import Tensor
-
-from draftwood import Outcome, Randomness, TokenTree
 from draftwood.kernels.tree_plan.arrays import TreeArrays, Walk
-from draftwood.kernels.tree_race import dispatch as tree_race
 from draftwood.kernels.tree_rejection import dispatch as tree_rejection
 from draftwood.kernels.tree_traversal import dispatch as tree_traversal
-from draftwood.strategies.verifiers.batched.on_device import DeviceForm, judged_on_device
+from draftwood.strategies.verifiers.batched.on_device import DeviceForm
 from draftwood.strategies.verifiers.batched.race_rows import race_walks
 from draftwood.strategies.verifiers.orders.class_order import ClassOrder
 from draftwood.strategies.verifiers.orders.race_order import RaceOrder
@@ -36,28 +30,11 @@ def _class_ordered_traversal(trees: TreeArrays) -> list[Walk | None]:
 
 KERNELS: dict[tuple[type[SiblingOrder], bool], DeviceForm] = {
     # A coin a node and one for the extra token; leaf first, the root has one too. A window has two.
-    (DrawnOrder, False): DeviceForm(tree_rejection.serves, _rejection, lambda nodes: nodes),
-    (DrawnOrder, True): DeviceForm(tree_traversal.serves, _traversal, lambda nodes: nodes + 1),
-    (ClassOrder, False): DeviceForm(tree_traversal.serves, _class_ordered_rejection, lambda nodes: 3 * nodes),
-    (ClassOrder, True): DeviceForm(
-        tree_traversal.serves, _class_ordered_traversal, lambda nodes: 3 * nodes + 1
-    ),
+    (DrawnOrder, False): DeviceForm("tree_rejection", _rejection, lambda nodes: nodes),
+    (DrawnOrder, True): DeviceForm("tree_traversal", _traversal, lambda nodes: nodes + 1),
+    (ClassOrder, False): DeviceForm("tree_traversal", _class_ordered_rejection, lambda nodes: 3 * nodes),
+    (ClassOrder, True): DeviceForm("tree_traversal", _class_ordered_traversal, lambda nodes: 3 * nodes + 1),
     # A node of more than two children has a stream of its own for its time, which one number starts.
-    (RaceOrder, True): DeviceForm(tree_race.serves, race_walks, lambda nodes: 2 * nodes + 1),
+    (RaceOrder, True): DeviceForm("tree_race", race_walks, lambda nodes: 2 * nodes + 1),
 }
 """By the exact class of the siblings' order, and whether the walk is leaf first."""
-
-
-def judged_by_kernel(
-    trees: Sequence[TokenTree],
-    target_probs: Sequence[Tensor],
-    rngs: Sequence[Randomness],
-    *,
-    order: SiblingOrder,
-    leaf_first: bool,
-) -> list[Outcome | None]:
-    """Judges every row's tree by the kernel of this walk; None for each row that none judges."""
-    form = KERNELS.get((type(order), leaf_first))
-    if form is None:
-        return [None] * len(trees)
-    return judged_on_device(trees, target_probs, rngs, form=form)

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 
 import attrs
 import numpy as np
+import torch
 from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree, TreeBatch
+from draftwood.kernels import support
 from draftwood.kernels.tree_plan.arrays import (
     FIXED,
     FULL,
@@ -43,12 +45,12 @@ class DeviceForm:
     """A kernel that judges the trees of all rows.
 
     Attributes:
-        serves: whether it takes targets like these.
+        operation: its name.
         walk: it.
         uniforms: how many numbers of a row's stream it may use for a tree of so many nodes.
     """
 
-    serves: Callable[[Tensor], bool]
+    operation: str
     walk: Callable[[TreeArrays], list[Walk | None]]
     uniforms: Callable[[int], int]
 
@@ -66,14 +68,14 @@ def judged_on_device(
         For every row its outcome; or None, with its stream as it was, where no kernel judges the tree, or
         where there is something to complain of.
     """
-    outcomes: list[Outcome | None] = [None] * len(trees)
+    outcomes: list[Outcome | None] = [None] * len(rngs)
+    if not outcomes or not _runs(form.operation, target_probs[0]):
+        return outcomes
     if len({id(rng) for rng in rngs}) < len(rngs):
         return outcomes  # rows with one stream between them would be judged by the same numbers
     streams = [rng for rng in rngs if isinstance(rng, UniformRandomness)]
     together: object = target_probs  # a tensor iterates as a sequence of rows
     if isinstance(trees, TreeBatch) and isinstance(together, Tensor) and len(streams) == len(rngs):
-        if not form.serves(together[0]):
-            return outcomes
         uniforms = ahead_of_rows(streams, form.uniforms(trees.tokens.shape[1]), behind=np.nan)
         arrays = batch_arrays(trees, together, uniforms)
         if arrays is not None:
@@ -81,7 +83,7 @@ def judged_on_device(
             return [_outcome(walk, tokens, nodes, rng) for walk, tokens, nodes, rng in rows]
     served: list[tuple[int, UniformRandomness, TreeCase]] = []
     for row, (tree, targets, rng) in enumerate(zip(trees, target_probs, rngs, strict=True)):
-        if isinstance(rng, UniformRandomness) and form.serves(targets) and _alike(targets, target_probs[0]):
+        if isinstance(rng, UniformRandomness) and _alike(targets, target_probs[0]):
             case = tree_case(tree, targets, rng.ahead(form.uniforms(len(tree))))
             if case is not None:
                 served.append((row, rng, case))
@@ -89,6 +91,14 @@ def judged_on_device(
     for (row, stream, case), walk in zip(served, walks, strict=True):
         outcomes[row] = _outcome(walk, case.tokens, len(case.tokens), stream)
     return outcomes
+
+
+def _runs(operation: str, targets: Tensor) -> bool:
+    """Whether the kernel judges rows whose targets are like `targets`; logs each choice once."""
+    reason = support.objection_on(targets.device)
+    if reason is None and targets.dtype != torch.float32:
+        reason = f"its distributions are {targets.dtype}"
+    return support.use_kernel(operation, reason)
 
 
 def _outcome(
