@@ -292,14 +292,15 @@ class Session:
     def _next(self) -> Round:
         loop = self._loop
         returning = [row for row in loop.held if row.unread]
-        self._prefill_drafter()
+        if undrafted := [row for row in loop.held if row.undrafted is not None]:
+            self._prefill_drafter(undrafted)
         if self._waiting and not returning and (joining := self._joining()):
             logits, seconds = self._read(joining)
             if logits is not None:
                 with self._breaking():
                     return self._prefilled(loop.join(joining, logits, seconds=seconds))
             self.statistics.prefill_seconds += seconds
-            self._prefill_drafter()
+            self._prefill_drafter(joining)
         with self._breaking():
             return self._prefilled(loop.resume(returning)) if returning else loop.run()
 
@@ -312,13 +313,11 @@ class Session:
             self._broken = error
             raise
 
-    def _prefill_drafter(self) -> None:
-        joined = [row for row in self._loop.held if row.undrafted is not None]
-        if joined:
-            started = perf_counter()
-            with self._breaking():
-                self._loop.prefill_drafter(joined)
-            self.statistics.prefill_seconds += perf_counter() - started
+    def _prefill_drafter(self, joined: Sequence[BatchRow]) -> None:
+        started = perf_counter()
+        with self._breaking():
+            self._loop.prefill_drafter(joined)
+        self.statistics.prefill_seconds += perf_counter() - started
 
     def _joining(self) -> list[BatchRow]:
         """The rows that wait and have room; they wait on until the target has read their prompts."""

@@ -46,7 +46,7 @@ class Requests(Sequence[Request | None]):
 
     tokens: Int[Tensor, "rows nodes"]
     parents: Int[Tensor, "rows nodes"]
-    counts: tuple[int, ...] = attrs.field(converter=tuple)
+    counts: Sequence[int]
 
     @classmethod
     def of(cls, requests: Sequence[Request | None]) -> Requests:

@@ -90,7 +90,7 @@ class TokenTree:
     @property
     def depth(self) -> int:
         """Depth of the deepest node; 0 for a bare root."""
-        return max(self.depths[: self.size].tolist())
+        return int(max(self.depths[: self.size].tolist()))
 
     @cached_property
     def _children(self) -> list[list[int]]:
