@@ -183,6 +183,65 @@ def test_what_cannot_be_followed_gives_no_verdict(coin) -> None:
         prove_sampler(leviathan(coin=coin), models=PLAIN)
 
 
+def seeded_inside():
+    return torch.rand((), dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+def made_inside():
+    return torch.rand((), dtype=torch.float64, generator=torch.Generator())
+
+
+def seeded_again():
+    return torch.rand((), dtype=torch.float64, generator=KEPT.manual_seed(0))
+
+
+def set_back():
+    KEPT.set_state(BEGIN)
+    return torch.empty((), dtype=torch.float64).uniform_(generator=KEPT)
+
+
+def torch_seeded():
+    torch.manual_seed(0)
+    return torch.rand((), dtype=torch.float64)
+
+
+def python_seeded():
+    random.seed(0)
+    return random.random()
+
+
+def numpy_seeded():
+    np.random.seed(0)
+    return np.random.rand()
+
+
+KEPT = torch.Generator().manual_seed(0)
+BEGIN = KEPT.get_state()
+
+
+@pytest.mark.parametrize(
+    "coin",
+    [seeded_inside, made_inside, seeded_again, set_back, torch_seeded, python_seeded, numpy_seeded],
+    ids=lambda coin: coin.__name__,
+)
+def test_a_seed_inside_the_call_gives_no_verdict(coin) -> None:
+    # As callers do before they prove something: the state inside the call is then that of before.
+    for seed in (torch.manual_seed, random.seed, np.random.seed):
+        seed(0)
+    with pytest.raises(CannotEnumerate, match="samples="):
+        prove_sampler(leviathan(coin=coin), models=PLAIN)
+
+
+def test_a_generator_that_was_seeded_outside_is_chance() -> None:
+    kept = torch.Generator().manual_seed(0)
+    coin = lambda: torch.rand((), dtype=torch.float64, generator=kept)  # noqa: E731
+
+    def last(weights):
+        return int(torch.multinomial(weights, 1, generator=kept))
+
+    assert prove_sampler(leviathan(coin=coin, last=last), models=PLAIN).error < 1e-11
+
+
 def law_of(draw) -> dict:
     """The law of what `draw` returns."""
 

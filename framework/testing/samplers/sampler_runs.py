@@ -19,6 +19,7 @@ from draftwood.testing.proofs.hidden_randomness import drawn_from, process_state
 from draftwood.testing.proofs.lossless import target_law
 from draftwood.testing.samplers.sampler_cases import PROMPT, Draft, SamplerCase, likely_breaks
 from draftwood.testing.samplers.torch_randomness import RAISED, as_tokens, torch_randomness
+from draftwood.testing.samplers.used_generators import UsedGenerators
 
 Sampler = Callable[[SamplerCase], "Sequence[int] | Tensor"]
 """Takes a draft and returns the tokens that it emits: those accepted, and one more.
@@ -55,6 +56,7 @@ class CheckedSampler:
     fault: str = ""
     resolution: float = 0.0
     fault_chance: float = 0.0
+    _used: UsedGenerators = attrs.field(factory=UsedGenerators, init=False)
 
     def enumerated(self, draft: Draft, target: NextTokenModel) -> Emitted:
         """The law of what comes of one draft.
@@ -73,7 +75,7 @@ class CheckedSampler:
 
         def with_chance(rng: Enumerator) -> Text:
             def run(own: Enumerator) -> Text:
-                with torch_randomness(own) as chance:
+                with torch_randomness(own, used=self._used) as chance:
                     text = self._call(draft, draft.case, target)
                     self.resolution = max(self.resolution, chance.resolution)
                 return text
