@@ -265,12 +265,11 @@ def measure_sampler(
 
 @attrs.define(eq=False)
 class _Worst:
-    """The sequence that is furthest off in all models, in words."""
+    """The sequence that is furthest off in all models, in words; and what came of every draft."""
 
     error: float = -1.0
     text: str = ""
-    drafts: Sequence[Draft] = ()
-    emitted: Sequence[Emitted] = ()
+    evidence: list[tuple[Draft, Emitted]] = attrs.field(factory=list)
 
     def see(
         self,
@@ -280,10 +279,11 @@ class _Worst:
         possible: Sequence[Draft],
         emitted: Sequence[Emitted],
     ) -> None:
+        self.evidence += zip(possible, emitted, strict=True)
         error = law.error(expected_law)
         if not error > self.error:
             return
-        self.error, self.drafts, self.emitted = error, possible, emitted
+        self.error = error
         tokens = law.worst(expected_law)
         likeliest = max(range(len(possible)), key=partial(_chance, possible, emitted, tokens))
         likely = ", ".join(f"{text}: {chance:.6g}" for text, chance in sorted(emitted[likeliest].items()))
@@ -307,7 +307,7 @@ def _likely(fault: str, worst: _Worst) -> str:
         )
     if fault.startswith("emits") and worst.error < 1e-6:
         return "it tests coin <= p, so that a coin of 0 accepts what has probability 0; test coin < p."
-    return "" if worst.error < 1e-9 else likely_mistake(worst.drafts, worst.emitted, 1e-6)
+    return "" if worst.error < 1e-9 else likely_mistake(worst.evidence, 1e-6)
 
 
 def _chance(possible: Sequence[Draft], emitted: Sequence[Emitted], tokens: Text, index: int) -> float:
