@@ -96,11 +96,16 @@ def settled(model: NextTokenModel, settings: SamplingParams) -> NextTokenModel:
     return SettledModel(model.vocab_size, settings=settings, model=model)
 
 
-def sampler_models(vocab_size: int = 3) -> dict[str, tuple[NextTokenModel, NextTokenModel]]:
-    """Pairs of target and draft by name; in each of them some kind of mistake shows, or cannot be told."""
+def sampler_models(
+    vocab_size: int = 3, *, seed: int = 0
+) -> dict[str, tuple[NextTokenModel, NextTokenModel]]:
+    """Pairs of target and draft by name; in each of them some kind of mistake shows, or cannot be told.
 
-    def model(seed: int, **options: Any) -> NextTokenModel:
-        return ToyModel(vocab_size, seed, **options)
+    Another seed gives others of the same kinds.
+    """
+
+    def model(number: int, **options: Any) -> NextTokenModel:
+        return ToyModel(vocab_size, number + 100 * seed, **options)
 
     plain = model(1)
     return {
