@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from draftwood import (
     LearningPolicy,
+    SamplingParams,
     TreeBuilder,
     TreePolicy,
     WithoutReplacement,
@@ -21,6 +22,7 @@ from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.testing import LawBroken
 from draftwood.testing.proofs.decoded_laws import assert_decoded_laws
+from tests.framework.late_faults import LATE
 
 REJECTION = RecursiveRejection()
 
@@ -124,6 +126,29 @@ def test_a_fault_of_larger_settings_is_told(policy, verifier, law) -> None:
 )
 def test_what_is_right_passes_and_says_what_was_seen(policy, verifier) -> None:
     assert "biases of" in assert_decoded_laws(policy, verifier)
+
+
+SHORT = ("by temperature: a flat draft", "by number of siblings, the verifier", "by budget")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in SHORT else pytest.mark.thorough) for name in LATE]
+)
+def test_a_fault_beyond_small_settings_is_told_whatever_it_depends_on(name) -> None:
+    with pytest.raises(LawBroken, match="breaks law"):
+        assert_decoded_laws(*LATE[name])
+
+
+def test_a_fault_of_the_decoder_before_the_verifier_is_told(monkeypatch) -> None:
+    # What the verifier is given is then another distribution than the target's, and its work is right.
+    as_it_was = SamplingParams.distribution
+
+    def cooled(self, logits, *more):
+        return as_it_was(self, 1.5 * logits if logits.shape[-1] == 8 else logits, *more)
+
+    monkeypatch.setattr(SamplingParams, "distribution", cooled)
+    with pytest.raises(LawBroken, match="breaks law V"):
+        assert_decoded_laws(Chain(2), REJECTION)
 
 
 SOURCE = """
