@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 
 from draftwood import (
     LearningPolicy,
-    SamplingParams,
     TreeBuilder,
     TreePolicy,
     WithoutReplacement,
@@ -20,7 +19,7 @@ from draftwood.apps.cli import app
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
-from draftwood.testing import LawBroken
+from draftwood.testing import LawBroken, ToyBackend
 from draftwood.testing.proofs.decoded_laws import assert_decoded_laws
 from tests.framework.late_faults import LATE
 
@@ -141,12 +140,8 @@ def test_a_fault_beyond_small_settings_is_told_whatever_it_depends_on(name) -> N
 
 def test_a_fault_of_the_decoder_before_the_verifier_is_told(monkeypatch) -> None:
     # What the verifier is given is then another distribution than the target's, and its work is right.
-    as_it_was = SamplingParams.distribution
-
-    def cooled(self, logits, *more):
-        return as_it_was(self, 1.5 * logits if logits.shape[-1] == 8 else logits, *more)
-
-    monkeypatch.setattr(SamplingParams, "distribution", cooled)
+    as_it_was = ToyBackend.extend
+    monkeypatch.setattr(ToyBackend, "extend", lambda *given: 1.5 * as_it_was(*given))
     with pytest.raises(LawBroken, match="breaks law V"):
         assert_decoded_laws(Chain(2), REJECTION)
 
