@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import torch
@@ -158,7 +158,7 @@ class SortedSiblings(TreePolicy):
 class AfterManyCalls(DropsUnlikelyWhen):
     """A chain that drops unlikely tokens after many calls, which the class counts."""
 
-    calls = [0]
+    calls: ClassVar = [0]
 
     def grow(self, root, rng):
         self.calls[0] += 1
@@ -201,7 +201,10 @@ LATE: dict[str, tuple[Any, Any]] = {
         DropsUnlikelyWhen(lambda depth, path, probs: len(path) > 3 and len(set(path)) < len(path)),
         REJECTION,
     ),
-    "by temperature: a flat draft": (DropsUnlikelyWhen(lambda depth, path, probs: float(probs.max()) < 0.15), REJECTION),
+    "by temperature: a flat draft": (
+        DropsUnlikelyWhen(lambda depth, path, probs: float(probs.max()) < 0.15),
+        REJECTION,
+    ),
     "by calls": (AfterManyCalls(lambda *_: AfterManyCalls.calls[0] > 400), REJECTION),
     "by length of text": (StopsLearningWell(lambda outcome: len(outcome.path), 60), REJECTION),
     "by rejections": (StopsLearningWell(lambda outcome: not outcome.bonus, 20), REJECTION),

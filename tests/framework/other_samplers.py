@@ -1,4 +1,4 @@
-"""Right samplers of chains, trees and batches, each in the manner of the project or paper that it is named for."""
+"""Right samplers of chains, trees and batches, each in the manner of the project that it is named for."""
 
 from __future__ import annotations
 

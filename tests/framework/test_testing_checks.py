@@ -431,7 +431,10 @@ def test_under_pytest_every_check_is_a_case_and_expected_failures_are_strict(tmp
 def test_a_lossy_verifier_is_told_how_lossy_it_is():
     checks = dict(checks_for(create("verifiers", "typical")))
     said = checks["lossiness-Deterministic"]()
-    assert "off by up to 0.95; 2.40 tokens a round over chains of 2, where recursive rejection gives 1.71" in said
+    assert (
+        "off by up to 0.95; 2.40 tokens a round over chains of 2, where recursive rejection gives 1.71"
+        in said
+    )
     assert not any(name.startswith("lossiness") for name, _ in checks_for(create("verifiers", "block")))
 
 

@@ -17,7 +17,7 @@ def coin() -> torch.Tensor:
 
 
 def token_at(weights: torch.Tensor, u: torch.Tensor) -> int:
-    """The token at `u` of the cumulative weights, as `searchsorted` finds it, and the last one beyond them."""
+    """Returns the token at `u` of the cumulative weights, and the last one beyond them."""
     for token, height in enumerate(weights.cumsum(0).tolist()[:-1]):
         if u < height:
             return token
@@ -74,6 +74,10 @@ def biased(mistake: str, temperature: float = 0.5):
                     left = (targets[last] - drafts[last]).clamp(min=0)
                 elif mistake == "no residual":
                     left = target
+                elif mistake == "first row":
+                    left = targets[0]
+                elif mistake == "last row":
+                    left = targets[-1]
                 elif mistake == "of the draft":
                     left = draft
                 elif mistake == "other side":
@@ -126,6 +130,8 @@ NAMED = {
     "first residual": "residual of the first step",
     "last residual": "residual of the last step",
     "no residual": "after a rejection it draws from the target;",
+    "first row": "draws from the target's first row",
+    "last row": "draws from the target's last row",
     "of the draft": "after a rejection it draws from the draft",
     "other side": "the residual's other side",
     "absolute": "|T - D|",
@@ -163,7 +169,9 @@ def test_a_mistake_is_named(mistake: str) -> None:
 
 @pytest.mark.parametrize("temperature", [0.83, 1.3])
 def test_the_number_in_a_mistake_is_found(temperature: float) -> None:
-    assert f"the draft has an extra temperature ({temperature})" in named("cooled draft", temperature=temperature)
+    assert f"the draft has an extra temperature ({temperature})" in named(
+        "cooled draft", temperature=temperature
+    )
 
 
 def test_a_mistake_that_is_not_known_is_not_named() -> None:

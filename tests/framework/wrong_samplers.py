@@ -117,7 +117,9 @@ def cooled(weights: torch.Tensor) -> torch.Tensor:
 
 
 def top_two(case: SamplerCase, index: int) -> torch.Tensor:
-    kept = case.target_probs[index] * (case.target_probs[index] >= case.target_probs[index].topk(2).values[-1])
+    kept = case.target_probs[index] * (
+        case.target_probs[index] >= case.target_probs[index].topk(2).values[-1]
+    )
     return foreign.residual(kept / kept.sum(), case.draft_probs[index])
 
 

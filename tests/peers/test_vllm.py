@@ -10,6 +10,7 @@ import torch
 
 from draftwood import Deterministic, SamplingParams
 from draftwood.testing import LawBroken, prove_sampler, sampler_models, vllm_runner_sampler, vllm_sampler
+from draftwood.testing.samplers.vllm_samplers import VllmMetadata
 
 pytestmark = pytest.mark.vllm
 
@@ -71,9 +72,7 @@ def test_the_first_runners_sampler_of_drafts_without_probabilities(older: Any) -
 
 
 def test_the_first_runners_sampler_with_settings_seeds_and_greedy_rows(older: Any) -> None:
-    sampler = vllm_sampler(
-        older.rejection_sample, constraints=older.apply_sampling_constraints, seeded=True
-    )
+    sampler = vllm_sampler(older.rejection_sample, constraints=older.apply_sampling_constraints, seeded=True)
     prove(sampler, settings=MIXED, **OLD)
 
 
@@ -93,6 +92,26 @@ def test_the_newer_runners_sampler_with_settings_and_greedy_rows(newer: Any, blo
 
 def test_the_newer_runners_sampler_of_drafts_without_probabilities(newer: Any) -> None:
     prove(vllm_runner_sampler(newer, drafted=True), law=Deterministic, **NEW)
+
+
+def test_a_uniform_of_exactly_zero_accepts_a_forbidden_token(
+    older: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It tests `target / draft >= uniform`. Its uniforms are float64, so that this happens once in 2^53.
+    monkeypatch.setattr(
+        older, "generate_uniform_probs", lambda tokens, *_: torch.zeros(tokens, dtype=torch.float64)
+    )
+    emitted = older.rejection_sample(
+        torch.tensor([1]),
+        [1],
+        1,
+        torch.tensor([1], dtype=torch.int32),
+        torch.full((1, 3), 1 / 3),
+        torch.tensor([[0.0, -torch.inf, 0.0]]),
+        torch.tensor([[0]]),
+        VllmMetadata(torch.ones(1)),
+    )
+    assert int(emitted[0, 0]) == 1
 
 
 def test_a_target_that_is_not_the_rows_own_is_caught(older: Any, newer: Any) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from draftwood import TokenTree, WithReplacement
 from draftwood.strategies.verifiers.block import Block
-from draftwood.testing import enumerate_outcomes, measure_sampler, prove_sampler, sampler_models
+from draftwood.testing import enumerate_outcomes, measure_sampler, prove_sampler
 
 
 def hierarchical(tokens, target, draft):
@@ -57,8 +57,8 @@ def test_hierarchical_decoding_accepts_what_block_verification_does(length, seed
 def backwards(case, *, running_maximum):
     """The sampler that goes back from the last token; `running_maximum=False` is that of the authors' code.
 
-    Their `algorithm_clean.py` (commit 8974510) caps a prefix's ratio by 1, not by the largest ratio before it, does
-    not cap that of the whole draft, and never goes back from a token whose ratio is 1 or more.
+    Their `algorithm_clean.py` (commit 8974510) caps a prefix's ratio by 1, not by the largest ratio before
+    it, does not cap that of the whole draft, and never goes back from a token whose ratio is 1 or more.
     """
     tokens, n = case.draft_tokens.tolist(), len(case.draft_tokens)
     ratios, capped = [1.0], [1.0]

@@ -1,4 +1,4 @@
-"""The check of a verifier that is lossy on purpose: how far its texts are from the target's, and what it gains."""
+"""The check of a verifier that declares a loss: the error of its texts' law, and the tokens that it gains."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def check_lossiness(verifier: Verifier, law: type[Proposal], models: int) -> str
         tokens += lossy.expected_tokens / len(toys)
         if compared:
             without += joint_law(policy, exact, rounds=1, **options).expected_tokens / len(toys)
-    beside = f", where recursive rejection gives {without:.2f}" if compared else ""
+    compared_with = f", where recursive rejection gives {without:.2f}" if compared else ""
     return (
         f"lossy, as declared: the probability of {_TOKENS} tokens is off by up to {error:.2g}; {tokens:.2f} "
-        f"tokens a round over chains of 2{beside} (mean of {len(toys)} toy models)"
+        f"tokens a round over chains of 2{compared_with} (mean of {len(toys)} toy models)"
     )

@@ -231,8 +231,8 @@ KNOWN = (
         ratio=lambda step: float(step.target.argmax() == step.token),
     ),
     Mistake(
-        "it tests with the product of the ratios so far, as block verification does, but with its own coin at "
-        "every step; test each step with its own T / D.",
+        "it tests with the product of the ratios so far, as block verification does, but with its own coin "
+        "at every step; test each step with its own T / D.",
         ratio=lambda step: math.prod(_ratio(attrs.evolve(step, index=i)) for i in range(step.index + 1)),
     ),
     Mistake(
@@ -255,19 +255,27 @@ KNOWN = (
         "the coin that rejected a token also chooses the next one; draw a new number.",
         left=lambda step: _by_the_rejecting_coin(step),
     ),
+    *(
+        Mistake(
+            f"after a rejection it draws from the target's {place} row, whatever step was rejected; draw from "
+            "the residual of that step.",
+            left=lambda step, index=index: step.targets[index],
+        )
+        for place, index in (("first", 0), ("last", -1))
+    ),
     Mistake(
         "after a rejection it draws uniformly among the tokens of the residual; draw by its weights.",
         left=lambda step: (_residual(step) > 0).double(),
     ),
     Mistake(
-        "the token after a draft that is accepted as a whole comes from the last step's residual; draw it from "
-        "the target's last row.",
+        "the token after a draft that is accepted as a whole comes from the last step's residual; draw it "
+        "from the target's last row.",
         last=lambda step: _residual(step),
     ),
     *(
         Mistake(
-            f"{part} by the draft's rows shifted by one: the row {place} its own; take the row that the token "
-            "was drawn from.",
+            f"{part} by the draft's rows shifted by one: the row {place} its own; take the row that the "
+            "token was drawn from.",
             **{
                 name: lambda step, rule=rule, by=by: rule(step.draft_moved(by))
                 for name, rule in (("ratio", _ratio), ("left", _residual))
@@ -299,6 +307,7 @@ KNOWN = (
         )
     ),
 )
+
 
 def _family(side: str, where: str) -> Callable[[float], Mistake]:
     """Returns the mistake of an extra temperature, as a function of that temperature."""

@@ -96,9 +96,7 @@ def settled(model: NextTokenModel, settings: SamplingParams) -> NextTokenModel:
     return SettledModel(model.vocab_size, settings=settings, model=model)
 
 
-def sampler_models(
-    vocab_size: int = 3, *, seed: int = 0
-) -> dict[str, tuple[NextTokenModel, NextTokenModel]]:
+def sampler_models(vocab_size: int = 3, *, seed: int = 0) -> dict[str, tuple[NextTokenModel, NextTokenModel]]:
     """Pairs of target and draft by name; in each of them some kind of mistake shows, or cannot be told.
 
     Another seed gives others of the same kinds.

@@ -41,7 +41,7 @@ from draftwood.testing.samplers.sampler_runs import (
 from draftwood.testing.samplers.torch_randomness import RAISED
 
 _FINE = 1e-5
-"""Largest error that the steps of uniforms may make, in a tolerance: above that of several float32 uniforms."""
+"""Largest error from the steps of uniforms that a tolerance allows: above that of some float32 uniforms."""
 
 LAWS = (WithReplacement, WithoutReplacement, Deterministic, TopThenSample)
 
@@ -51,8 +51,8 @@ class SamplerReport:
     """The deviation of a sampler's law from the target's.
 
     Attributes:
-        errors: by model and settings, the largest difference of a sequence's probability, or share of the samples, from
-            the target's probability.
+        errors: by model and settings, the largest difference of a sequence's probability, or share of the
+            samples, from the target's probability.
         expected_tokens: by model, the mean number of tokens a call emits.
         calls: number of calls of the sampler; number of rows, in a batch.
         fault: a forbidden act of the sampler, however rare: it raised, or emitted a token that the target
@@ -238,9 +238,7 @@ def measure_sampler(
                 counts = counted[begin : begin + len(possible)]
                 begin += len(possible)
                 texts = written_on(counts, settled_target, tokens, seed)
-                tests.append(
-                    chi_square_test(texts, expected_law, models=len(named_models) * len(settings))
-                )
+                tests.append(chi_square_test(texts, expected_law, models=len(named_models) * len(settings)))
                 rows = sum(texts.values())
                 law_found = JointLaw({text: count / rows for text, count in texts.items()}, 0.0, 0)
                 emitted = [

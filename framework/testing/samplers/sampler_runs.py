@@ -115,9 +115,7 @@ class CheckedSampler:
                 "be listed; give samples=, or look up torch.rand, random.random and their kin when it draws."
             )
 
-    def sampled(
-        self, possible: Sequence[Draft], samples: int, batched: bool
-    ) -> list[dict[Text, int]]:
+    def sampled(self, possible: Sequence[Draft], samples: int, batched: bool) -> list[dict[Text, int]]:
         """Returns the counts of outcomes of every draft."""
         counts: list[dict[Text, int]] = [{} for _ in possible]
         with torch.random.fork_rng(devices=[]):

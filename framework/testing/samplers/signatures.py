@@ -1,4 +1,4 @@
-"""What adapters know of a foreign function: whether it takes a call, how it spells arguments, its name."""
+"""Checks of a foreign function's signature for adapters, and the name that messages give it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class UsedGenerators:
     _states: set[int] = attrs.field(factory=set, init=False)
 
     def watching(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, which does not draw from `generator=`, with a look at the generator that it is given."""
+        """Returns `function`, which draws from no generator, with a look at the `generator=` it is given."""
 
         @wraps(function)
         def watched(*args: Any, generator: torch.Generator | None = None, **options: Any) -> Any:
@@ -39,8 +39,8 @@ class UsedGenerators:
         state = hash(generator.get_state().numpy().tobytes())
         if state in self._states:
             raise CannotEnumerate(
-                f"A torch.Generator with the seed {generator.initial_seed()} is seeded or set back inside the "
-                "call, so that it gives the same numbers again; seed it outside, or give samples=."
+                f"A torch.Generator with the seed {generator.initial_seed()} is seeded or set back inside "
+                "the call, so that it gives the same numbers again; seed it outside, or give samples=."
             )
         self._states.add(state)
         _DRAW(torch.empty(1, device=generator.device), generator=generator)
@@ -51,8 +51,8 @@ def refused_seeding(name: str) -> Callable[..., Any]:
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise CannotEnumerate(
-            f"{name} is called inside the call, so that it draws the same numbers every time; seed outside of "
-            "it, or give samples=."
+            f"{name} is called inside the call, so that it draws the same numbers every time; seed outside "
+            "of it, or give samples=."
         )
 
     return refuse

@@ -43,7 +43,9 @@ class VllmMetadata:
             all_greedy=all(greedy),
             all_random=not any(greedy),
             generators={
-                row: torch.Generator(device).manual_seed(seed) for row, seed in enumerate(seeds) if row % 3 == 0
+                row: torch.Generator(device).manual_seed(seed)
+                for row, seed in enumerate(seeds)
+                if row % 3 == 0
             },
             top_k=each([one.top_k or vocab for one in settings], torch.int32)
             if any(one.top_k for one in settings)
@@ -101,7 +103,9 @@ def vllm_sampler(
         )
         if constraints is not None:
             if any(one.min_p for one in case.settings):
-                raise InvalidInput("vLLM's apply_sampling_constraints has no min_p; leave it out of settings.")
+                raise InvalidInput(
+                    "vLLM's apply_sampling_constraints has no min_p; leave it out of settings."
+                )
             given = constraints(case.target_logits[:, :n][kept].to(device), ends, metadata)
         else:
             given = case.target_probs[:, :n][kept].to(device)
@@ -153,7 +157,7 @@ def vllm_runner_sampler(
     check_call(rejection_sample, [*range(11)], more, name="the rejection_sample of vLLM's newer runner")
 
     def sampler(case: SamplerCase) -> Tensor:
-        lengths, kept = _drafted_tokens(case, ragged)
+        lengths, _ = _drafted_tokens(case, ragged)
         rows, n = case.draft_tokens.shape
         row = torch.arange(rows, dtype=torch.int32)
         # A request's row of logits follows its last token, then one row follows each drafted token.
