@@ -13,7 +13,7 @@ PIP_INSTALL = .venv/bin/python -m pip install --disable-pip-version-check \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-browser test-docs test-integrations test-openvino test-peers test-ray test-versions prove thorough soak lint types wheel release bench pages site clean moved
+.PHONY: help demo test test-browser test-docs test-integrations test-openvino test-peers test-ray test-versions test-vllm prove thorough soak lint types wheel release bench pages site clean moved
 
 help:
 	@echo "make demo    watch a language model write through a draft tree"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-peers    run the tests beside speculators' own classes"
 	@echo "make test-ray      run the tests of a Ray cluster on this machine, with workers that die"
 	@echo "make test-versions run a part of the tests on the oldest and the newest versions of what draftwood needs"
+	@echo "make test-vllm     prove the samplers of vLLM's wheel (340 MB), run by Triton's interpreter"
 	@echo "make prove   prove every policy with every lossless verifier, and catch known mistakes"
 	@echo "make thorough the same on 100 toy models, and long searches of the laws; tests in full"
 	@echo "make soak    faults, Ctrl-C, long texts, runs that end early, hostile files, random rows, shared decoders and requests, at length"
@@ -67,6 +68,9 @@ test-browser: .venv/.ready-browser
 
 test-versions: .venv/.place
 	@.venv/bin/python -m tests.versions --workers $(WORKERS) $(or $(ARGS),lowest newest)
+
+test-vllm: .venv/.ready-vllm
+	@.venv/bin/python -m pytest -m vllm tests/peers/test_vllm.py $(ARGS)
 
 prove: .venv/.ready-test
 	@.venv/bin/draftwood prove --processes $(WORKERS) $(ARGS)
@@ -149,6 +153,11 @@ endif
 	@echo "Installing speculators and what its classes import."
 	@$(PIP_INSTALL) --editable '.[peers]'
 	@$(PIP_INSTALL) --no-deps speculators hs-connectors
+	@touch $@
+
+.venv/.ready-vllm: .venv/.ready-test tests/peers/vllm-requirements.txt
+	@echo "Installing vLLM without what its samplers do not import."
+	@$(PIP_INSTALL) --no-deps -r tests/peers/vllm-requirements.txt
 	@touch $@
 
 .venv/.ready-%: .venv/.ready-test

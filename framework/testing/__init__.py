@@ -15,10 +15,11 @@ from draftwood.testing.proofs.block_efficiency import (
 from draftwood.testing.proofs.enumerator import BudgetExceeded, EndlessRun, Enumerator, enumerate_outcomes
 from draftwood.testing.proofs.lossless import JointLaw, assert_lossless, joint_law, largest_error, target_law
 from draftwood.testing.proofs.proposal_law import assert_proposal_law
-from draftwood.testing.samplers.engine_samplers import sglang_sampler, transformers_sampler, vllm_sampler
+from draftwood.testing.samplers.engine_samplers import sglang_sampler, transformers_sampler
 from draftwood.testing.samplers.sampler_cases import SamplerCase, sampler_models
 from draftwood.testing.samplers.sampler_proof import SamplerReport, measure_sampler, prove_sampler
 from draftwood.testing.samplers.torch_randomness import torch_law, torch_randomness
+from draftwood.testing.samplers.vllm_samplers import vllm_runner_sampler, vllm_sampler
 
 __all__ = [
     "BudgetExceeded",
@@ -55,5 +56,6 @@ __all__ = [
     "torch_law",
     "torch_randomness",
     "transformers_sampler",
+    "vllm_runner_sampler",
     "vllm_sampler",
 ]

@@ -19,8 +19,9 @@ from draftwood.apps.cli import app
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
-from draftwood.testing import LawBroken
+from draftwood.testing import LawBroken, ToyBackend
 from draftwood.testing.proofs.decoded_laws import assert_decoded_laws
+from tests.framework.late_faults import LATE
 
 REJECTION = RecursiveRejection()
 
@@ -124,6 +125,25 @@ def test_a_fault_of_larger_settings_is_told(policy, verifier, law) -> None:
 )
 def test_what_is_right_passes_and_says_what_was_seen(policy, verifier) -> None:
     assert "biases of" in assert_decoded_laws(policy, verifier)
+
+
+SHORT = ("by temperature: a flat draft", "by number of siblings, the verifier", "by budget")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in SHORT else pytest.mark.thorough) for name in LATE]
+)
+def test_a_fault_beyond_small_settings_is_told_whatever_it_depends_on(name) -> None:
+    with pytest.raises(LawBroken, match="breaks law"):
+        assert_decoded_laws(*LATE[name])
+
+
+def test_a_fault_of_the_decoder_before_the_verifier_is_told(monkeypatch) -> None:
+    # What the verifier is given is then another distribution than the target's, and its work is right.
+    as_it_was = ToyBackend.extend
+    monkeypatch.setattr(ToyBackend, "extend", lambda *given: 1.5 * as_it_was(*given))
+    with pytest.raises(LawBroken, match="breaks law V"):
+        assert_decoded_laws(Chain(2), REJECTION)
 
 
 SOURCE = """

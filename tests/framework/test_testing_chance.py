@@ -183,6 +183,65 @@ def test_what_cannot_be_followed_gives_no_verdict(coin) -> None:
         prove_sampler(leviathan(coin=coin), models=PLAIN)
 
 
+def seeded_inside():
+    return torch.rand((), dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+def made_inside():
+    return torch.rand((), dtype=torch.float64, generator=torch.Generator())
+
+
+def seeded_again():
+    return torch.rand((), dtype=torch.float64, generator=KEPT.manual_seed(0))
+
+
+def set_back():
+    KEPT.set_state(BEGIN)
+    return torch.empty((), dtype=torch.float64).uniform_(generator=KEPT)
+
+
+def torch_seeded():
+    torch.manual_seed(0)
+    return torch.rand((), dtype=torch.float64)
+
+
+def python_seeded():
+    random.seed(0)
+    return random.random()
+
+
+def numpy_seeded():
+    np.random.seed(0)
+    return np.random.rand()
+
+
+KEPT = torch.Generator().manual_seed(0)
+BEGIN = KEPT.get_state()
+
+
+@pytest.mark.parametrize(
+    "coin",
+    [seeded_inside, made_inside, seeded_again, set_back, torch_seeded, python_seeded, numpy_seeded],
+    ids=lambda coin: coin.__name__,
+)
+def test_a_seed_inside_the_call_gives_no_verdict(coin) -> None:
+    # As callers do before they prove something: the state inside the call is then that of before.
+    for seed in (torch.manual_seed, random.seed, np.random.seed):
+        seed(0)
+    with pytest.raises(CannotEnumerate, match="samples="):
+        prove_sampler(leviathan(coin=coin), models=PLAIN)
+
+
+def test_a_generator_that_was_seeded_outside_is_chance() -> None:
+    kept = torch.Generator().manual_seed(0)
+    coin = lambda: torch.rand((), dtype=torch.float64, generator=kept)  # noqa: E731
+
+    def last(weights):
+        return int(torch.multinomial(weights, 1, generator=kept))
+
+    assert prove_sampler(leviathan(coin=coin, last=last), models=PLAIN).error < 1e-11
+
+
 def law_of(draw) -> dict:
     """The law of what `draw` returns."""
 
@@ -222,62 +281,3 @@ def test_a_number_that_won_a_race_is_not_used_again() -> None:
 
     with pytest.raises(CannotEnumerate, match="used again"):
         law_of(draw)
-
-
-def biased(mistake: str):
-    """A sampler of chains with one mistake, written out."""
-
-    def sampler(case):
-        targets, drafts = case.target_probs, case.draft_probs
-        tokens, out = case.draft_tokens.tolist(), list[int]()
-        coin = torch.rand((), dtype=torch.float64)
-        if mistake == "cooled":
-            drafts = drafts**2 / (drafts**2).sum(-1, keepdim=True)
-        for index, token in enumerate(tokens):
-            row = index + 1 if mistake == "shifted" else max(index - 1, 0) if mistake == "parent" else index
-            target, draft = targets[row], drafts[index]
-            if mistake != "one coin":
-                coin = torch.rand((), dtype=torch.float64)
-            if not coin < target[token] / draft[token]:
-                left = (target - draft).clamp(min=0)
-                if mistake == "first residual":
-                    left = (targets[0] - drafts[0]).clamp(min=0)
-                if mistake == "absolute":
-                    left = (target - draft).abs()
-                if mistake == "argmax":
-                    return [*out, int(left.argmax())]
-                return [*out, int(torch.multinomial(left if left.any() else target, 1))]
-            out.append(token)
-        if mistake == "greedy last":
-            return [*out, int(targets[-1].argmax())]
-        return [*out, int(torch.multinomial(targets[-1], 1))]
-
-    return sampler
-
-
-@pytest.mark.parametrize(
-    ("mistake", "says"),
-    [
-        ("shifted", "rows shifted by one"),
-        ("parent", "parent's row"),
-        ("one coin", "with one coin"),
-        ("first residual", "residual of the first step"),
-        ("absolute", "|T - D|"),
-        ("argmax", "residual's most likely token"),
-        ("greedy last", "is the target's most likely one"),
-        ("cooled", "the draft has an extra temperature (0.5)"),
-    ],
-)
-def test_a_mistake_is_named(mistake: str, says: str) -> None:
-    with pytest.raises(LawBroken) as caught:
-        prove_sampler(biased(mistake), models=PLAIN)
-    assert says in caught.value.likely
-
-
-def test_a_mistake_that_is_not_known_is_not_named() -> None:
-    def sampler(case):
-        return leviathan(coin=lambda: torch.rand((), dtype=torch.float64) * 1.3)(case)
-
-    with pytest.raises(LawBroken) as caught:
-        prove_sampler(sampler, models=PLAIN)
-    assert caught.value.likely == ""

@@ -39,8 +39,8 @@ def test_a_right_sampler_of_chains_is_proved():
     [
         ("target for residual", 0.1056, "after a rejection it draws from the target;"),
         ("draft ignored", 0.0807, "it accepts with the target's probability T"),
-        ("noise reused", 0.0155, ""),
-        ("not renormalised", 0.0164, ""),
+        ("noise reused", 0.0155, "the coin that rejected a token also chooses"),
+        ("not renormalised", 0.0164, "without dividing by their sum"),
         ("bonus of the wrong row", 0.0138, "comes from the row before the last"),
     ],
 )

@@ -104,6 +104,11 @@ class Mirror:
     def check_lengths(self) -> None:
         """The backend counts committed tokens as the lists do."""
         expected, lengths = [len(text) for text in self.texts], self.backend.lengths
+        if callable(lengths):
+            raise LawBroken(
+                "lengths is a method; the loop reads backend.lengths without a call.",
+                likely="the decorator @property is missing.",
+            )
         if lengths != expected:
             name, _ = self.log.calls[-1] if self.log.calls else ("no call", None)
             raise LawBroken(

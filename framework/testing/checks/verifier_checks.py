@@ -16,6 +16,7 @@ from draftwood.laws.randomness import CounterRandomness, TapeRandomness
 from draftwood.protocols import Verifier, registry
 from draftwood.protocols.compatibility import laws_of
 from draftwood.testing.checks.check_runs import assert_declared, check_settings, for_models, served_models
+from draftwood.testing.checks.lossy_checks import check_lossiness
 from draftwood.testing.models.generators import distributions, token_trees
 from draftwood.testing.models.proof_models import (
     PROOF_MODELS,
@@ -92,6 +93,9 @@ def verifier_checks(
             if verifier.branches and not verifier.adaptive and not _may_repeat(law):
                 yield f"siblings-{law.__name__}", partial(check_siblings, verifier, law)
         yield "rounds", partial(check_rounds, verifier)
+    else:
+        for law in laws_of(verifier):
+            yield f"lossiness-{law.__name__}", partial(check_lossiness, verifier, law)
     yield "bad-input", partial(check_bad_input, verifier)
     yield "together", partial(check_together, verifier)
     if used is not None and used.lossless and not used.greedy:

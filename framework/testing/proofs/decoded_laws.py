@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -11,12 +12,13 @@ import torch
 from torch import Tensor
 
 from draftwood.decoding.decoder import SpeculativeDecoder
+from draftwood.decoding.generation import Generation
 from draftwood.distributions.sampling import SamplingParams
 from draftwood.laws.randomness import Randomness
 from draftwood.protocols import TreePolicy, Verifier
 from draftwood.testing.diagnosis.chi_square import SIGNIFICANCE, chi_square_test
 from draftwood.testing.diagnosis.law_broken import LawBroken
-from draftwood.testing.models.proof_models import proof_models
+from draftwood.testing.models.proof_models import ProofModels, proof_models
 from draftwood.testing.models.small_strategies import toy_drafter
 from draftwood.testing.models.toy import ToyBackend
 from draftwood.trees.outcome import Outcome
@@ -31,6 +33,9 @@ _LONGEST = 512
 _TRIAL = 12
 _DEPTHS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 _SIBLINGS = 8
+_SIZES = (8, 16, 32, 64)
+_SETTINGS = ((8, 1.0, 0.6), (300, 1.0, 0.6), (40, 0.4, 0.1))
+"""Vocabularies, temperatures, and how near the draft is to the target: a far one shows more rejections."""
 
 
 def assert_decoded_laws(policy: TreePolicy, verifier: Verifier, *, seed: int = 0) -> str:
@@ -38,9 +43,10 @@ def assert_decoded_laws(policy: TreePolicy, verifier: Verifier, *, seed: int = 0
 
     A token's rank by the law that it should have, most likely first, with its own share of it drawn, is
     uniform in [0, 1), whatever came before. The ranks of a run are tested by chi-square: of drafted tokens in
-    all, by depth, by number among siblings and by row; of written tokens in all, by row and by the text's
-    length. So any settings can be looked at, and a bias of some size is seen; needs scipy. The target's law
-    is the one that the verifier was given: a fault of the decoder before it is not looked for here.
+    all, by depth, by number among siblings, by node and by row; of written tokens in all, by
+    row and by the text's length. So any settings can be looked at, and a bias of some size is seen; needs
+    scipy. Written tokens are those that decoding returns, and their law is the target model's own, so that
+    faults of everything between the two are seen.
 
     Returns:
         What was drawn, and the smallest bias that would have been seen.
@@ -49,15 +55,18 @@ def assert_decoded_laws(policy: TreePolicy, verifier: Verifier, *, seed: int = 0
         LawBroken: ranks are not uniform, or a token that cannot come did.
     """
     said = []
-    for vocab_size in (8, 300):
-        drafted, written = _run(policy, verifier, vocab_size, tokens=_TRIAL, seed=seed)
+    for vocab_size, temperature, near in _SETTINGS:
+        toys = proof_models(31, vocab_size=vocab_size, target=2.0, draft=1.5, mix=near)
+        run = partial(_run, policy, verifier, toys, temperature)
+        drafted, written = run(tokens=_TRIAL, seed=seed)
         cost = max(drafted.count / max(written.count, 1), 1.0)
         tokens = min(max(int(DRAWS / ROWS / cost), 24), _LONGEST)
-        drafted, written = _run(policy, verifier, vocab_size, tokens=tokens, seed=seed + 1)
+        drafted, written = run(tokens=tokens, seed=seed + 1)
         bias = drafted.test(f"{policy} breaks law P: of its drafted tokens")
         drifts = written.test(f"{verifier} with {policy} breaks law V: of the written tokens")
         said.append(
-            f"{drafted.count:,} drafted and {written.count:,} written tokens over {vocab_size}, "
+            f"{drafted.count:,} drafted and {written.count:,} written tokens over {vocab_size} "
+            f"at temperature {temperature:g}, "
             f"where biases of {bias:.1%} and {drifts:.1%} are seen"
         )
     return f"{ROWS} rows: " + "; ".join(said)
@@ -108,31 +117,50 @@ class _Ranks:
 
 
 def _run(
-    policy: TreePolicy, verifier: Verifier, vocab_size: int, *, tokens: int, seed: int
+    policy: TreePolicy,
+    verifier: Verifier,
+    toys: ProofModels,
+    temperature: float,
+    *,
+    tokens: int,
+    seed: int,
 ) -> tuple[_Ranks, _Ranks]:
-    toys = proof_models(31, vocab_size=vocab_size, target=2.0, draft=1.5, mix=0.6)
-    watched = _Watched(policy, verifier, tokens, random.Random(seed))
+    vocab_size = toys.target.vocab_size
+    chance = random.Random(seed)
+    watched = _Watched(policy, verifier, chance)
     decoder = SpeculativeDecoder(ToyBackend(toys.target), toy_drafter(policy, *toys.drafts), policy, watched)
-    decoder.generate(
-        [[row % vocab_size, 1, row // 2 % vocab_size] for row in range(ROWS)],
+    prompts = [[row % vocab_size, 1, row // 2 % vocab_size] for row in range(ROWS)]
+    generation = decoder.generate(
+        prompts,
         max_new_tokens=tokens,
-        sampling=SamplingParams(temperature=1.0),
+        sampling=SamplingParams(temperature=temperature),
         seed=seed,
         eos_token_id=[],
+        return_dict_in_generate=True,
     )
-    return watched.drafted, watched.written
+    assert isinstance(generation, Generation)
+    written = _Ranks(chance)
+    for row, (prompt, text) in enumerate(zip(prompts, generation.tokens, strict=True)):
+        for place, token in enumerate(text):
+            part = f"in quarter {1 + 4 * place // tokens} of the texts"
+            law = toys.target.probs([*prompt, *text[:place]], temperature)
+            if not written.see(token, law, [f"of row {row}", part]):
+                raise LawBroken(
+                    f"{verifier} with {policy} breaks law V: token {token} was written, which the target "
+                    "gives probability 0 there."
+                )
+    return watched.drafted, written
 
 
 class _Watched(Verifier):
-    """Judges as `verifier` does, and records the ranks of the tokens that it saw."""
+    """Judges as `verifier` does, and records the ranks of the drafted tokens that it saw."""
 
-    def __init__(self, policy: TreePolicy, verifier: Verifier, tokens: int, chance: random.Random) -> None:
-        self.policy, self.verifier, self.tokens = policy, verifier, tokens
+    def __init__(self, policy: TreePolicy, verifier: Verifier, chance: random.Random) -> None:
+        self.policy, self.verifier = policy, verifier
         self.laws, self.lossless, self.adaptive = verifier.laws, verifier.lossless, verifier.adaptive
         self.branches, self.greedy = verifier.branches, verifier.greedy
-        self.drafted, self.written = _Ranks(chance), _Ranks(chance)
+        self.drafted = _Ranks(chance)
         self._rows: dict[int, tuple[int, Randomness]] = {}
-        self._lengths: dict[int, int] = {}
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
         (outcome,) = self.verify_rows([tree], [target_probs], [rng])
@@ -141,37 +169,24 @@ class _Watched(Verifier):
     def verify_rows(
         self, trees: Sequence[TokenTree], target_probs: Sequence[Tensor], rngs: Sequence[Randomness]
     ) -> list[Outcome]:
-        outcomes = self.verifier.verify_rows(trees, target_probs, rngs)
-        for tree, probs, rng, outcome in zip(trees, target_probs, rngs, outcomes, strict=True):
+        for tree, rng in zip(trees, rngs, strict=True):
             # A row is known by its stream, which is kept so that no other takes its name.
             row, _ = self._rows.setdefault(id(rng), (len(self._rows), rng))
-            self._see_drafted(tree, row)
-            self._see_written(outcome, probs, row)
-        return outcomes
+            self._see(tree, row)
+        return self.verifier.verify_rows(trees, target_probs, rngs)
 
-    def _see_drafted(self, tree: TokenTree, row: int) -> None:
+    def _see(self, tree: TokenTree, row: int) -> None:
         tokens, depths = tree.tokens.tolist(), tree.depths.tolist()
         for node, number, child, earlier in _children(tree):
             law = tree.proposals[node].conditional(number, earlier)
             groups = [f"of row {row}"]
             groups += [f"from depth {depth} on" for depth in _DEPTHS if depths[child] >= depth]
+            groups += [f"from node {size} of a tree on" for size in _SIZES if child >= size]
             groups += [f"that are number {number} among siblings"] if number < _SIBLINGS else []
             if not self.drafted.see(tokens[child], law, groups):
                 raise LawBroken(
                     f"{self.policy} breaks law P: token {tokens[child]} was drawn at depth {depths[child]} "
                     f"as child {number}, after {earlier}, where its declared law gives it probability 0."
-                )
-
-    def _see_written(self, outcome: Outcome, probs: Tensor, row: int) -> None:
-        for node, token in zip(outcome.path, outcome.emitted, strict=True):
-            length = self._lengths[row] = self._lengths.get(row, 0) + 1
-            if length > self.tokens:
-                return
-            part = f"in quarter {1 + 4 * (length - 1) // self.tokens} of the texts"
-            if not self.written.see(token, probs[node], [f"of row {row}", part]):
-                raise LawBroken(
-                    f"{self.verifier} with {self.policy} breaks law V: token {token} was written, which the "
-                    "target gives probability 0 there."
                 )
 
 

@@ -1,4 +1,4 @@
-"""The pytest plugin: how many toy models the checks try, and Hypothesis profiles.
+"""The pytest plugin: how many toy models the checks try, models for samplers, and Hypothesis profiles.
 
 It is installed a second time as `draftwood_pytest`, apart from `draftwood`: pytest loads plugins in
 every project of an environment, and those that have nothing to do with draftwood should not wait for
@@ -46,6 +46,26 @@ def pytest_addoption(parser: Any) -> None:
         choices=tuple(PROFILES),
         help="load draftwood's Hypothesis profile of this name",
     )
+    group.addoption(
+        "--draftwood-seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed of the toy models of the fixture sampler_model (default: 0)",
+    )
+
+
+def pytest_generate_tests(metafunc: Any) -> None:
+    """Run a test with the fixture `sampler_model` once for each pair of toy models.
+
+    Its value goes into `draftwood.testing.prove_sampler(models=...)`.
+    """
+    if "sampler_model" in metafunc.fixturenames:
+        from draftwood.testing import sampler_models
+
+        found = sampler_models(seed=metafunc.config.getoption("--draftwood-seed"))
+        pairs = [{name: pair} for name, pair in found.items()]
+        metafunc.parametrize("sampler_model", pairs, ids=found)
 
 
 def pytest_configure(config: Any) -> None:

@@ -1,4 +1,4 @@
-"""Adapters: the samplers of other engines, by the signatures that these give them.
+"""Adapters for SGLang's and transformers' samplers, by the signatures that these give them.
 
 Each takes the engine's own function and returns a sampler for `prove_sampler`. No engine is imported
 before its adapter is called, and only transformers is needed for its own.
@@ -6,11 +6,9 @@ before its adapter is called, and only transformers is needed for its own.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
-import attrs
 import torch
 from torch import Tensor
 
@@ -18,124 +16,7 @@ from draftwood.base.errors import InvalidInput
 from draftwood.laws.proposals import Deterministic
 from draftwood.testing.samplers.sampler_cases import PROMPT, SamplerCase
 from draftwood.testing.samplers.sampler_runs import Sampler
-
-
-@attrs.frozen(eq=False)
-class VllmMetadata:
-    """The part of `SamplingMetadata` that vLLM's rejection sampler reads: temperature 1, no seeds."""
-
-    temperature: Tensor
-    all_greedy: bool = False
-    all_random: bool = True
-    generators: dict[int, torch.Generator] = attrs.field(factory=dict)
-    top_k: Tensor | None = None
-    top_p: Tensor | None = None
-
-
-def vllm_sampler(
-    rejection_sample: Callable[..., Tensor],
-    *,
-    target: Literal["probs", "logits"] | None = None,
-    drafted: bool = False,
-    ragged: bool = True,
-    device: torch.device | str = "cpu",
-) -> Sampler:
-    """A batched sampler from vLLM's `vllm.v1.sample.rejection_sampler.rejection_sample`.
-
-    It is called by position as `(draft_token_ids [tokens], num_draft_tokens (a list), max_spec_len,
-    cu_num_draft_tokens [rows], draft_probs [tokens, vocab], target_probs [tokens, vocab], bonus_token_ids
-    [rows, 1], sampling_metadata)` and returns `[rows, max_spec_len + 1]`, filled up with -1. It draws
-    exponential noise, so that it is proved by samples: `prove_sampler(vllm_sampler(rejection_sample),
-    samples=200_000, batched=True, dtype=torch.float32)`.
-
-    Args:
-        rejection_sample: vLLM's function, or one with its signature.
-        target: whether the sixth argument is the target's "probs" or its "logits", which differs by version;
-            None: it is found out by one call.
-        drafted: give None for the draft's probabilities, as for drafts that have none (n-grams); prove it
-            with `law=Deterministic`.
-        ragged: cut the drafts of every other row to 0, 1, 2, ... tokens, so that rows differ in length. Which
-            row is cut does not depend on its tokens, so a lossless sampler stays lossless.
-        device: where the function wants its tensors.
-    """
-    if target not in (None, "probs", "logits"):
-        raise InvalidInput(f"target is {target!r}; give 'probs' or 'logits'.")
-    check_call(rejection_sample, [*range(8)], {}, name="vLLM's rejection_sample")
-    told = target or ("logits" if _takes_logits(rejection_sample, device) else "probs")
-
-    def sampler(case: SamplerCase) -> Tensor:
-        if case.draft_tokens.ndim != 2:
-            raise InvalidInput("vLLM's sampler judges batches; give samples=N and batched=True.")
-        rows, n = case.draft_tokens.shape
-        number = torch.arange(rows)
-        lengths = torch.where(number % 2 == 0, n, number // 2 % (n + 1)) if ragged else torch.full((rows,), n)
-        kept = torch.arange(n) < lengths.unsqueeze(1)
-        target_probs = case.target_probs[:, :n][kept]
-        # vLLM draws the bonus token, for a fully accepted draft, beforehand and passes it in.
-        bonus = torch.multinomial(case.target_probs[number, lengths], 1)
-        emitted = rejection_sample(
-            case.draft_tokens[kept].to(device),
-            lengths.tolist(),
-            n,
-            lengths.cumsum(0).to(torch.int32).to(device),
-            None if drafted else case.draft_probs[kept].to(device),
-            (target_probs.log() if told == "logits" else target_probs).to(device),
-            bonus.to(device),
-            VllmMetadata(torch.ones(rows, device=device)),
-        )
-        return emitted.cpu()
-
-    return _named(sampler, "vLLM's rejection sampler")
-
-
-def _takes_logits(rejection_sample: Callable[..., Tensor], device: torch.device | str) -> bool:
-    """Returns whether the sampler takes logits: a one-hot target of probabilities is then not certain."""
-    rows, certain = 512, torch.tensor([0.0, 1.0, 0.0])
-
-    def certain_as(target: Tensor) -> bool:
-        emitted = rejection_sample(
-            (torch.arange(rows) % 3).to(device),
-            [1] * rows,
-            1,
-            torch.arange(1, rows + 1, dtype=torch.int32).to(device),
-            torch.full((rows, 3), 1 / 3).to(device),
-            target.repeat(rows, 1).to(device),
-            torch.ones(rows, 1, dtype=torch.int64).to(device),
-            VllmMetadata(torch.ones(rows, device=device)),
-        )
-        return bool((emitted[:, 0] == 1).all())
-
-    return not certain_as(certain) and certain_as(100 * (certain - 1))
-
-
-def check_call(function: Callable[..., Any], args: list[Any], named: Mapping[str, Any], *, name: str) -> None:
-    """Raise `InvalidInput` where `function` does not take these arguments, if its signature can be read."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(*args, **named)
-    except TypeError as error:
-        raise InvalidInput(
-            f"The adapter calls {name} as its versions do that are known here, and this function does not "
-            f"take that ({error}); its signature is {signature}. Write a function of a SamplerCase yourself."
-        ) from error
-
-
-def spelled(function: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """`named` arguments as `function` spells them: SGLang's `retrive_` became `retrieve_`."""
-    try:
-        known = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return dict(named)
-    others = {"retrive": "retrieve", "retrieve": "retrive"}
-    found = {}
-    for name, value in named.items():
-        begin, _, end = name.partition("_")
-        other = f"{others.get(begin, begin)}_{end}"
-        found[other if name not in known and other in known else name] = value
-    return found
+from draftwood.testing.samplers.signatures import check_call, named, spelled
 
 
 def sglang_sampler(
@@ -204,7 +85,7 @@ def sglang_sampler(
         accepted = accept_index[0, : int(accept_token_num[0]) + 1]
         return predicts[accepted.long()].cpu()
 
-    return _named(sampler, "SGLang's target-only tree sampling")
+    return named(sampler, "SGLang's target-only tree sampling")
 
 
 def transformers_sampler(*, assistant_ensemble_weight: float | None = None) -> Sampler:
@@ -235,9 +116,4 @@ def transformers_sampler(*, assistant_ensemble_weight: float | None = None) -> S
         )
         return tokens[0]  # type: ignore[no-any-return]
 
-    return _named(sampler, "transformers' assisted generation")
-
-
-def _named(sampler: Sampler, name: str) -> Sampler:
-    sampler.__name__ = name
-    return sampler
+    return named(sampler, "transformers' assisted generation")

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from draftwood.base.errors import InvalidInput
+from draftwood.distributions.sampling import SamplingParams
 from draftwood.laws.proposals import Proposal
 from draftwood.testing.models.small_strategies import toy_drafter
 from draftwood.testing.models.toy import NextTokenModel, ToyModel
@@ -19,6 +20,9 @@ from draftwood.testing.proofs.block_efficiency import drawn_trees, target_distri
 from draftwood.trees.tree import TokenTree
 
 PROMPT = (0,)
+
+PLAIN = SamplingParams(temperature=1.0)
+"""Settings that leave the target as it is."""
 
 
 @attrs.frozen(eq=False)
@@ -37,6 +41,9 @@ class SamplerCase:
             deterministic draft has it too, though its tokens were not drawn from it.
         law: how the tokens of one row's children were drawn.
         uniforms: `[k]` numbers in [0, 1), of the dtype of the probabilities; empty if none were asked for.
+        target_logits: `[n + 1, vocab]`: the target's logits before `settings`, for samplers that apply them
+            themselves. `target_probs` is the distribution after them.
+        settings: the settings of the one row; in a batch those of each row.
     """
 
     draft_tokens: Int[Tensor, "*rows n"]
@@ -45,6 +52,10 @@ class SamplerCase:
     draft_probs: Float[Tensor, "*rows n vocab"]
     law: type[Proposal]
     uniforms: Float[Tensor, "*rows k"]
+    target_logits: Float[Tensor, "*rows n1 vocab"] = attrs.field(
+        default=attrs.Factory(lambda case: case.target_probs.log(), takes_self=True)
+    )
+    settings: tuple[SamplingParams, ...] = (PLAIN,)
 
     def children(self, row: int) -> list[int]:
         """Returns the indices in `draft_tokens` of the tokens after a row of the target, in drawn order."""
@@ -53,19 +64,46 @@ class SamplerCase:
 
 @attrs.frozen(eq=False)
 class Draft:
-    """A draft with the probability that it is made, and its tree."""
+    """A draft with the probability that it is made, its tree, and the target with the row's settings."""
 
     weight: float
     case: SamplerCase
     tree: TokenTree
     target_probs: Tensor
+    target: NextTokenModel
 
 
-def sampler_models(vocab_size: int = 3) -> dict[str, tuple[NextTokenModel, NextTokenModel]]:
-    """Pairs of target and draft by name; in each of them some kind of mistake shows, or cannot be told."""
+@attrs.frozen(eq=False)
+class SettledModel(NextTokenModel):
+    """A target whose distribution has been changed by a request's settings."""
 
-    def model(seed: int, **options: Any) -> NextTokenModel:
-        return ToyModel(vocab_size, seed, **options)
+    model: NextTokenModel = attrs.field(kw_only=True)
+    settings: SamplingParams = attrs.field(kw_only=True)
+
+    def logits(self, text: Sequence[int]) -> Tensor:
+        return self.settings.distribution(self.model.logits(text).unsqueeze(0))[0].log()
+
+
+def settled(model: NextTokenModel, settings: SamplingParams) -> NextTokenModel:
+    """Returns the model with these settings; the model itself where they change nothing."""
+    if settings == PLAIN:
+        return model
+    if settings.processors:
+        raise InvalidInput(
+            f"The settings have processors ({settings.processors}); a proof of a sampler takes temperature, "
+            "top_k, top_p and min_p."
+        )
+    return SettledModel(model.vocab_size, settings=settings, model=model)
+
+
+def sampler_models(vocab_size: int = 3, *, seed: int = 0) -> dict[str, tuple[NextTokenModel, NextTokenModel]]:
+    """Pairs of target and draft by name; in each of them some kind of mistake shows, or cannot be told.
+
+    Another seed gives others of the same kinds.
+    """
+
+    def model(number: int, **options: Any) -> NextTokenModel:
+        return ToyModel(vocab_size, number + 100 * seed, **options)
 
     plain = model(1)
     return {
@@ -101,11 +139,13 @@ def drafts(
     parents: Sequence[int],
     law: type[Proposal],
     dtype: torch.dtype = torch.float64,
+    settings: SamplingParams = PLAIN,
 ) -> list[Draft]:
     """Every draft of the shape that `draft` makes by `law`, without its uniforms.
 
-    Where the law runs out of tokens a draft has fewer of them.
+    Where the law runs out of tokens a draft has fewer of them. The settings are those of the target.
     """
+    raw, target = target, settled(target, settings)
     policy = ShapedPolicy(shape_of(parents), law)
     made = []
     for weighted in drawn_trees(policy, toy_drafter(policy, draft), prompt=PROMPT):
@@ -120,8 +160,12 @@ def drafts(
             draft_probs=proposed.to(dtype),
             law=law,
             uniforms=torch.zeros(0, dtype=dtype),
+            target_logits=(rows if raw is target else target_distributions(tree, raw, PROMPT, 1.0))
+            .log()
+            .to(dtype),
+            settings=(settings,),
         )
-        made.append(Draft(weighted.weight, case, tree, rows))
+        made.append(Draft(weighted.weight, case, tree, rows, target))
     return made
 
 

@@ -2,203 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
-import torch
-from torch import Tensor
 
 from draftwood.laws.randomness import Randomness
 from draftwood.testing.proofs.enumerator import enumerate_outcomes
+from draftwood.testing.samplers.known_mistakes import FAMILIES, KNOWN, Mistake, Step
 from draftwood.testing.samplers.sampler_cases import Draft
 
 Emitted = dict[tuple[int, ...], float]
 
+_NEAR = 0.05
+"""Largest error of a family's law between two numbers that are tried, if one between them is right."""
 
-@attrs.frozen(eq=False)
-class _Step:
-    """One test of a chain: target and draft rows, the drafted token, and where it is."""
-
-    targets: Tensor
-    drafts: Tensor
-    tokens: Sequence[int]
-    index: int
-
-    @property
-    def target(self) -> Tensor:
-        return self.targets[self.index]
-
-    @property
-    def draft(self) -> Tensor:
-        return self.drafts[self.index]
-
-    @property
-    def token(self) -> int:
-        return self.tokens[self.index]
-
-    def moved(self, by: int) -> _Step:
-        """Returns the step with the target's row `by` rows later, within its rows."""
-        rows = torch.arange(len(self.targets)).add(by).clamp(0, len(self.targets) - 1)
-        return attrs.evolve(self, targets=self.targets[rows])
-
-
-def _ratio(step: _Step) -> float:
-    target, draft = float(step.target[step.token]), float(step.draft[step.token])
-    return target / draft if draft else 1.0
-
-
-def _residual(step: _Step) -> Tensor:
-    left = (step.target - step.draft).clamp(min=0)
-    return left if left.any() else step.target
-
-
-def _without_token(step: _Step) -> Tensor:
-    left = step.target.clone()
-    left[step.token] = 0
-    return left if left.any() else step.target
-
-
-def _certain(weights: Tensor) -> Tensor:
-    return torch.zeros_like(weights).index_fill(0, weights.argmax(), 1)
-
-
-def _sharpened(weights: Tensor, temperature: float) -> Tensor:
-    sharp = weights ** (1 / temperature)
-    return sharp / sharp.sum()
-
-
-@attrs.frozen(eq=False)
-class Mistake:
-    """A sampler for chains that is wrong in one place.
-
-    Attributes:
-        says: the mistake and its remedy, in a sentence.
-        ratio: of a step, the chance that its token is accepted, at most 1.
-        left: of a step, the weights from which a token is drawn after a rejection.
-        last: the weights from which the token after the last one is drawn; None for none.
-        shared: whether all steps are tested with one coin.
-    """
-
-    says: str
-    ratio: Callable[[_Step], float] = _ratio
-    left: Callable[[_Step], Tensor] = _residual
-    last: Callable[[_Step], Tensor | None] = lambda step: step.targets[-1]
-    shared: bool = False
-
-
-_KNOWN = (
-    Mistake(
-        "after a rejection it draws from the target; draw from the residual max(T - D, 0).",
-        left=lambda step: step.target,
-    ),
-    Mistake(
-        "it accepts with the target's probability T; the draft was drawn, so accept with T / D.",
-        ratio=lambda step: float(step.target[step.token]),
-    ),
-    Mistake(
-        "it takes the draft for certain (it accepts with T and draws from T without the rejected token), but "
-        "the draft was drawn; accept with T / D and draw from max(T - D, 0).",
-        ratio=lambda step: float(step.target[step.token]),
-        left=_without_token,
-    ),
-    Mistake("it accepts with D / T; accept with T / D.", ratio=lambda step: 1 / max(_ratio(step), 1e-300)),
-    Mistake(
-        "after a rejection it draws from the draft; draw from the residual max(T - D, 0).",
-        left=lambda step: step.draft,
-    ),
-    Mistake("it accepts every drafted token; accept with T / D.", ratio=lambda step: 1.0),
-    Mistake(
-        "it accepts no drafted token and draws from the residual; accept with T / D.", ratio=lambda step: 0.0
-    ),
-    Mistake(
-        "after a rejection it draws from the target without the rejected token, the rule for drafts that are "
-        "not drawn; draw from the residual max(T - D, 0).",
-        left=_without_token,
-    ),
-    Mistake(
-        "after a rejection it draws from max(D - T, 0), the residual's other side; draw from max(T - D, 0).",
-        left=lambda step: _or((step.draft - step.target).clamp(min=0), step.target),
-    ),
-    Mistake(
-        "after a rejection it draws from |T - D|; draw from max(T - D, 0).",
-        left=lambda step: _or((step.target - step.draft).abs(), step.target),
-    ),
-    Mistake(
-        "after a rejection it takes the residual's most likely token; draw from the residual.",
-        left=lambda step: _certain(_residual(step)),
-    ),
-    Mistake(
-        "after a rejection it draws from the residual of the first step; take that of the rejected step.",
-        left=lambda step: _residual(attrs.evolve(step, index=0)),
-    ),
-    Mistake(
-        "it tests and draws by the target's rows shifted by one: the row after the drafted token; take the "
-        "row before it.",
-        ratio=lambda step: _ratio(step.moved(1)),
-        left=lambda step: _residual(step.moved(1)),
-    ),
-    Mistake(
-        "it tests by the target's row after the drafted token; take the row before it.",
-        ratio=lambda step: _ratio(step.moved(1)),
-    ),
-    Mistake(
-        "after a rejection it draws from the residual of the target's next row; take the row that was "
-        "tested.",
-        left=lambda step: _residual(step.moved(1)),
-    ),
-    Mistake(
-        "it tests by the parent's row of the target; take the row of the step itself.",
-        ratio=lambda step: _ratio(step.moved(-1)),
-        left=lambda step: _residual(step.moved(-1)),
-    ),
-    Mistake(
-        "the token after a draft that is accepted as a whole comes from the row before the last; take the "
-        "last.",
-        last=lambda step: step.targets[-2],
-    ),
-    Mistake(
-        "the token after a draft that is accepted as a whole comes from the first row; take the last.",
-        last=lambda step: step.targets[0],
-    ),
-    Mistake(
-        "the token after a draft that is accepted as a whole is the target's most likely one; draw it.",
-        last=lambda step: _certain(step.targets[-1]),
-    ),
-    Mistake(
-        "the token after a draft that is accepted as a whole comes from the draft; draw it from the target.",
-        last=lambda step: step.drafts[-1],
-    ),
-    Mistake(
-        "all steps are tested with one coin, so that acceptances depend on each other; take a coin a step.",
-        shared=True,
-    ),
-    Mistake(
-        "it is greedy: it accepts the target's most likely token and emits that after a rejection; draw.",
-        ratio=lambda step: float(step.target.argmax() == step.token),
-        left=lambda step: _certain(step.target),
-        last=lambda step: _certain(step.targets[-1]),
-    ),
-    *(
-        Mistake(
-            f"the {side} has an extra temperature ({temperature}); target and draft as they were drawn "
-            "belong into test and residual.",
-            ratio=lambda step, side=side, temperature=temperature: _ratio(_cooled(step, side, temperature)),  # type: ignore[misc]
-            left=lambda step, side=side, temperature=temperature: _residual(_cooled(step, side, temperature)),  # type: ignore[misc]
-        )
-        for side in ("draft", "target")
-        for temperature in (0.5, 0.7, 2.0)
-    ),
-)
-
-
-def _or(weights: Tensor, otherwise: Tensor) -> Tensor:
-    return weights if weights.any() else otherwise
-
-
-def _cooled(step: _Step, side: str, temperature: float) -> _Step:
-    rows = step.drafts if side == "draft" else step.targets
-    cooled = torch.stack([_sharpened(row, temperature) for row in rows])
-    return attrs.evolve(step, drafts=cooled) if side == "draft" else attrs.evolve(step, targets=cooled)
+Evidence = Sequence[tuple[Draft, Emitted]]
+"""Drafts of all models, each with the law of the tokens that the sampler emitted on it."""
 
 
 def _law(draft: Draft, mistake: Mistake) -> Emitted:
@@ -206,7 +25,7 @@ def _law(draft: Draft, mistake: Mistake) -> Emitted:
 
     def run(rng: Randomness) -> tuple[int, ...]:
         tokens = draft.case.draft_tokens.tolist()
-        step = _Step(draft.target_probs.double(), draft.case.draft_probs.double(), tokens, 0)
+        step = Step(draft.target_probs.double(), draft.case.draft_probs.double(), tokens, 0)
         lowest = 1.0
         for index in range(len(tokens)):
             step = attrs.evolve(step, index=index)
@@ -225,21 +44,56 @@ def _law(draft: Draft, mistake: Mistake) -> Emitted:
     return law
 
 
-def likely_mistake(possible: Sequence[Draft], emitted: Sequence[Emitted], tolerance: float) -> str:
+def likely_mistake(evidence: Evidence, tolerance: float) -> str:
     """The mistake whose law on every draft is the sampler's, in a sentence; empty if none is, or no chain.
 
     Where several have this law none is named.
     """
-    if any(draft.case.parents.tolist() != list(range(len(draft.case.parents))) for draft in possible):
+    if any(draft.case.parents.tolist() != list(range(len(draft.case.parents))) for draft, _ in evidence):
         return ""
-    found = [
-        mistake.says
-        for mistake in _KNOWN
-        if all(
-            _off(_law(draft, mistake), law) <= tolerance for draft, law in zip(possible, emitted, strict=True)
-        )
-    ]
+    # The drafts that are made most often tell most mistakes apart.
+    evidence = sorted(evidence, key=lambda pair: -pair[0].weight)
+
+    def explaining(mistakes: Iterable[Mistake]) -> list[str]:
+        return [
+            mistake.says
+            for mistake in mistakes
+            if all(_off(_law(draft, mistake), law) <= tolerance for draft, law in evidence)
+        ]
+
+    found = explaining(KNOWN) or explaining(_fitted(evidence, tolerance))
     return found[0] if len(found) == 1 else ""
+
+
+def _fitted(evidence: Evidence, tolerance: float) -> Iterator[Mistake]:
+    """Yields of each family the mistake whose number comes closest, where it comes close."""
+    few = evidence[:3]
+    for family in FAMILIES:
+
+        def off(exponent: float, family: Callable[[float], Mistake] = family) -> float:
+            return max(_off(_law(draft, family(2.0**exponent)), law) for draft, law in few)
+
+        # A number of 1 is no mistake.
+        grid = [step / 4 for step in range(-12, 13) if step]
+        nearest = min(grid, key=off)
+        if off(nearest) > _NEAR:
+            continue
+        found = _smallest(off, nearest - 0.25, nearest + 0.25, tolerance)
+        if abs(found) > 1e-3:
+            yield family(2.0**found)
+
+
+def _smallest(off: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
+    """Returns the place of the minimum between `low` and `high`, by thirds."""
+    for _ in range(60):
+        first, second = low + (high - low) / 3, high - (high - low) / 3
+        if off(first) < off(second):
+            high = second
+        else:
+            low = first
+        if off((low + high) / 2) < tolerance / 100:
+            break
+    return (low + high) / 2
 
 
 def _off(one: Emitted, other: Emitted) -> float:

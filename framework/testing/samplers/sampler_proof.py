@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from draftwood.base.errors import InvalidInput
+from draftwood.distributions.sampling import SamplingParams
 from draftwood.laws.proposals import (
     Deterministic,
     Proposal,
@@ -21,6 +22,7 @@ from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.diagnosis.tree_text import tree_as_text
 from draftwood.testing.proofs.lossless import JointLaw, target_law
 from draftwood.testing.samplers.sampler_cases import (
+    PLAIN,
     PROMPT,
     Draft,
     Models,
@@ -38,6 +40,9 @@ from draftwood.testing.samplers.sampler_runs import (
 )
 from draftwood.testing.samplers.torch_randomness import RAISED
 
+_FINE = 1e-5
+"""Largest error from the steps of uniforms that a tolerance allows: above that of some float32 uniforms."""
+
 LAWS = (WithReplacement, WithoutReplacement, Deterministic, TopThenSample)
 
 
@@ -46,8 +51,8 @@ class SamplerReport:
     """The deviation of a sampler's law from the target's.
 
     Attributes:
-        errors: by model, the largest difference of a sequence's probability, or share of the samples, from
-            the target's probability.
+        errors: by model and settings, the largest difference of a sequence's probability, or share of the
+            samples, from the target's probability.
         expected_tokens: by model, the mean number of tokens a call emits.
         calls: number of calls of the sampler; number of rows, in a batch.
         fault: a forbidden act of the sampler, however rare: it raised, or emitted a token that the target
@@ -104,13 +109,15 @@ def prove_sampler(
     models: Models | None = None,
     dtype: torch.dtype = torch.float64,
     tolerance: float | None = None,
+    settings: Sequence[SamplingParams] = (PLAIN,),
     seed: int = 0,
 ) -> SamplerReport:
     """Prove that `sampler` emits the target's law; takes what `measure_sampler` takes.
 
     Args:
         tolerance: largest difference of a sequence's probability. None: 1e-9, and 1e-6 where
-            probabilities are float32 or less; and what the steps of its uniforms make, `report.resolution`.
+            probabilities are float32 or less; and what the steps of its uniforms make, `report.resolution`,
+            if they are float32 or finer.
 
     Returns:
         The report, with the error.
@@ -129,11 +136,13 @@ def prove_sampler(
         vocab_size=vocab_size,
         models=models,
         dtype=dtype,
+        settings=settings,
         seed=seed,
     )
     name = getattr(sampler, "__name__", None) or repr(sampler)
     if tolerance is None:
-        tolerance = (1e-9 if dtype == torch.float64 else 1e-6) + report.resolution
+        # Uniforms of bfloat16 or float16 bias a sampler: theirs is no rounding error that one may have.
+        tolerance = (1e-9 if dtype == torch.float64 else 1e-6) + min(report.resolution, _FINE)
     what = ""
     if report.fault:
         what = f"{name} {report.fault}\nIts law is off by {report.error:.2g}.{report.size}"
@@ -157,6 +166,7 @@ def measure_sampler(
     vocab_size: int = 3,
     models: Models | None = None,
     dtype: torch.dtype = torch.float64,
+    settings: Sequence[SamplingParams] = (PLAIN,),
     seed: int = 0,
 ) -> SamplerReport:
     """The law of the tokens that `sampler` emits, on toy models, against the target's.
@@ -187,6 +197,9 @@ def measure_sampler(
         vocab_size: of the models; at least 2.
         models: pairs of target and draft by name; None: `sampler_models(vocab_size)`.
         dtype: of the probabilities and uniforms that the sampler gets.
+        settings: of requests: temperature (0 for greedy rows), top-k, top-p and min-p of the target. Each is
+            proved; in a batch rows of all of them are mixed. `case.target_probs` is the distribution after
+            them, `case.target_logits` the logits before.
         seed: of the samples, or of the random points at which interval splitting tests itself.
 
     Raises:
@@ -199,33 +212,46 @@ def measure_sampler(
         raise InvalidInput(
             f"law is {getattr(law, '__name__', law)}; give one of {[drawn.__name__ for drawn in LAWS]}."
         )
+    if not settings:
+        raise InvalidInput("settings is empty; give at least one SamplingParams.")
     checked = CheckedSampler(sampler, dtype, uniforms, seed)
     errors, expected, worst = {}, {}, _Worst()
     tests: list[ChiSquareResult] = []
     named_models = sampler_models(vocab_size) if models is None else models
-    for name, (target, draft) in named_models.items():
-        possible = drafts(target, draft, parents=parents, law=law, dtype=dtype)
-        tokens = max(drawn.tree.depth for drawn in possible) + 1
-        expected_law = target_law(target, prompt=PROMPT, tokens=tokens)
-        if samples is None:
-            emitted = [checked.enumerated(drawn, target) for drawn in possible]
-            law_found = JointLaw(continued(possible, emitted, target, tokens), 0.0, 0)
-        else:
-            counts = checked.sampled(possible, target, samples, batched)
-            texts = written_on(counts, target, tokens, seed)
-            tests.append(chi_square_test(texts, expected_law, models=len(named_models)))
-            law_found = JointLaw({text: count / samples for text, count in texts.items()}, 0.0, 0)
-            emitted = [
-                {text: count / sum(drawn.values()) for text, count in drawn.items()} for drawn in counts
-            ]
-        errors[name] = law_found.error(expected_law)
-        expected[name] = sum(
-            drawn.weight * chance * len(text)
-            for drawn, law_of_one in zip(possible, emitted, strict=True)
-            for text, chance in law_of_one.items()
-            if text != RAISED
-        )
-        worst.see(name, law_found, expected_law, possible, emitted)
+    for model, (target, draft) in named_models.items():
+        groups = [
+            drafts(target, draft, parents=parents, law=law, dtype=dtype, settings=one) for one in settings
+        ]
+        # Rows of all settings are judged together, as in an engine's batch.
+        together = [drawn for group in groups for drawn in group]
+        tokens = max(drawn.tree.depth for drawn in together) + 1
+        counted = None if samples is None else checked.sampled(together, samples, batched)
+        begin = 0
+        for one, possible in zip(settings, groups, strict=True):
+            name = model if one == PLAIN else f"{model}, {_told(one)}"
+            settled_target = possible[0].target
+            expected_law = target_law(settled_target, prompt=PROMPT, tokens=tokens)
+            if counted is None:
+                emitted = [checked.enumerated(drawn) for drawn in possible]
+                law_found = JointLaw(continued(possible, emitted, settled_target, tokens), 0.0, 0)
+            else:
+                counts = counted[begin : begin + len(possible)]
+                begin += len(possible)
+                texts = written_on(counts, settled_target, tokens, seed)
+                tests.append(chi_square_test(texts, expected_law, models=len(named_models) * len(settings)))
+                rows = sum(texts.values())
+                law_found = JointLaw({text: count / rows for text, count in texts.items()}, 0.0, 0)
+                emitted = [
+                    {text: count / sum(drawn.values()) for text, count in drawn.items()} for drawn in counts
+                ]
+            errors[name] = law_found.error(expected_law)
+            expected[name] = sum(
+                drawn.weight * chance * len(text)
+                for drawn, law_of_one in zip(possible, emitted, strict=True)
+                for text, chance in law_of_one.items()
+                if text != RAISED
+            )
+            worst.see(name, law_found, expected_law, possible, emitted)
     return SamplerReport(
         errors=errors,
         expected_tokens=expected,
@@ -242,12 +268,11 @@ def measure_sampler(
 
 @attrs.define(eq=False)
 class _Worst:
-    """The sequence that is furthest off in all models, in words."""
+    """The sequence that is furthest off in all models, in words; and what came of every draft."""
 
     error: float = -1.0
     text: str = ""
-    drafts: Sequence[Draft] = ()
-    emitted: Sequence[Emitted] = ()
+    evidence: list[tuple[Draft, Emitted]] = attrs.field(factory=list)
 
     def see(
         self,
@@ -257,10 +282,11 @@ class _Worst:
         possible: Sequence[Draft],
         emitted: Sequence[Emitted],
     ) -> None:
+        self.evidence += zip(possible, emitted, strict=True)
         error = law.error(expected_law)
         if not error > self.error:
             return
-        self.error, self.drafts, self.emitted = error, possible, emitted
+        self.error = error
         tokens = law.worst(expected_law)
         likeliest = max(range(len(possible)), key=partial(_chance, possible, emitted, tokens))
         likely = ", ".join(f"{text}: {chance:.6g}" for text, chance in sorted(emitted[likeliest].items()))
@@ -272,6 +298,11 @@ class _Worst:
         )
 
 
+def _told(settings: SamplingParams) -> str:
+    given = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    return ", ".join(f"{name}={value:g}" for name, value in given.items() if value is not None)
+
+
 def _likely(fault: str, worst: _Worst) -> str:
     if "nan" in fault:
         return (
@@ -279,7 +310,7 @@ def _likely(fault: str, worst: _Worst) -> str:
         )
     if fault.startswith("emits") and worst.error < 1e-6:
         return "it tests coin <= p, so that a coin of 0 accepts what has probability 0; test coin < p."
-    return "" if worst.error < 1e-9 else likely_mistake(worst.drafts, worst.emitted, 1e-6)
+    return "" if worst.error < 1e-9 else likely_mistake(worst.evidence, 1e-6)
 
 
 def _chance(possible: Sequence[Draft], emitted: Sequence[Emitted], tokens: Text, index: int) -> float:

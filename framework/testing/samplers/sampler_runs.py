@@ -19,6 +19,7 @@ from draftwood.testing.proofs.hidden_randomness import drawn_from, process_state
 from draftwood.testing.proofs.lossless import target_law
 from draftwood.testing.samplers.sampler_cases import PROMPT, Draft, SamplerCase, likely_breaks
 from draftwood.testing.samplers.torch_randomness import RAISED, as_tokens, torch_randomness
+from draftwood.testing.samplers.used_generators import UsedGenerators
 
 Sampler = Callable[[SamplerCase], "Sequence[int] | Tensor"]
 """Takes a draft and returns the tokens that it emits: those accepted, and one more.
@@ -55,8 +56,9 @@ class CheckedSampler:
     fault: str = ""
     resolution: float = 0.0
     fault_chance: float = 0.0
+    _used: UsedGenerators = attrs.field(factory=UsedGenerators, init=False)
 
-    def enumerated(self, draft: Draft, target: NextTokenModel) -> Emitted:
+    def enumerated(self, draft: Draft) -> Emitted:
         """The law of what comes of one draft.
 
         Raises:
@@ -67,14 +69,14 @@ class CheckedSampler:
         def with_uniforms(u: Sequence[float]) -> Text:
             case = attrs.evolve(draft.case, uniforms=torch.tensor(u, dtype=self.dtype))
             before = process_states()
-            text, again = (self._call(draft, case, target) for _ in range(2))
+            text, again = (self._call(draft, case) for _ in range(2))
             self._check_seen(before, same=text == again)
             return text
 
         def with_chance(rng: Enumerator) -> Text:
             def run(own: Enumerator) -> Text:
-                with torch_randomness(own) as chance:
-                    text = self._call(draft, draft.case, target)
+                with torch_randomness(own, used=self._used) as chance:
+                    text = self._call(draft, draft.case)
                     self.resolution = max(self.resolution, chance.resolution)
                 return text
 
@@ -97,7 +99,7 @@ class CheckedSampler:
             )
         for weight, text in outcomes:
             law[text] = law.get(text, 0.0) + weight
-            if text == RAISED or _wrong(draft, text, target):
+            if text == RAISED or _wrong(draft, text):
                 self.fault_chance = max(self.fault_chance, draft.weight * weight)
         return law
 
@@ -113,33 +115,25 @@ class CheckedSampler:
                 "be listed; give samples=, or look up torch.rand, random.random and their kin when it draws."
             )
 
-    def sampled(
-        self, possible: Sequence[Draft], target: NextTokenModel, samples: int, batched: bool
-    ) -> list[dict[Text, int]]:
+    def sampled(self, possible: Sequence[Draft], samples: int, batched: bool) -> list[dict[Text, int]]:
         """Returns the counts of outcomes of every draft."""
         counts: list[dict[Text, int]] = [{} for _ in possible]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             weights = torch.tensor([draft.weight for draft in possible], dtype=torch.float64)
             rows = torch.multinomial(weights, samples, replacement=True)
-            judged = (
-                self._together(possible, target, rows) if batched else self._alone(possible, target, rows)
-            )
+            judged = self._together(possible, rows) if batched else self._alone(possible, rows)
             for index, text, count in judged:
                 counts[index][text] = counts[index].get(text, 0) + count
         return counts
 
-    def _alone(
-        self, possible: Sequence[Draft], target: NextTokenModel, rows: Tensor
-    ) -> Iterator[tuple[int, Text, int]]:
+    def _alone(self, possible: Sequence[Draft], rows: Tensor) -> Iterator[tuple[int, Text, int]]:
         for index in rows.tolist():
             u = torch.rand(self.uniforms or 0, dtype=self.dtype)
             draft = possible[index]
-            yield index, self._call(draft, attrs.evolve(draft.case, uniforms=u), target), 1
+            yield index, self._call(draft, attrs.evolve(draft.case, uniforms=u)), 1
 
-    def _together(
-        self, possible: Sequence[Draft], target: NextTokenModel, rows: Tensor
-    ) -> Iterator[tuple[int, Text, int]]:
+    def _together(self, possible: Sequence[Draft], rows: Tensor) -> Iterator[tuple[int, Text, int]]:
         shapes: dict[tuple[int, ...], list[int]] = {}
         for index, draft in enumerate(possible):
             shapes.setdefault(tuple(draft.case.parents.tolist()), []).append(index)
@@ -152,6 +146,8 @@ class CheckedSampler:
                 draft_tokens=torch.stack([case.draft_tokens for case in cases])[at],
                 target_probs=torch.stack([case.target_probs for case in cases])[at],
                 draft_probs=torch.stack([case.draft_probs for case in cases])[at],
+                target_logits=torch.stack([case.target_logits for case in cases])[at],
+                settings=tuple(cases[index].settings[0] for index in at.tolist()),
                 uniforms=torch.rand(len(at), self.uniforms or 0, dtype=self.dtype),
             )
             self.calls += len(at)
@@ -165,19 +161,17 @@ class CheckedSampler:
             )
             for (index, *row), count in zip(distinct.tolist(), counts.tolist(), strict=True):
                 text = tuple(token for token in row if token >= 0)
-                self._judge(possible[index], text, target)
+                self._judge(possible[index], text)
                 yield index, text, count
 
-    def _call(
-        self,
-        draft: Draft,
-        case: SamplerCase,
-        target: NextTokenModel,
-    ) -> Text:
+    def _call(self, draft: Draft, case: SamplerCase) -> Text:
         self.calls += 1
         # A sampler may write to its arguments, as engines' kernels do.
         copied = attrs.evolve(
-            case, target_probs=case.target_probs.clone(), draft_probs=case.draft_probs.clone()
+            case,
+            target_probs=case.target_probs.clone(),
+            draft_probs=case.draft_probs.clone(),
+            target_logits=case.target_logits.clone(),
         )
         try:
             emitted = self.sampler(copied)
@@ -191,13 +185,11 @@ class CheckedSampler:
             self._blame(draft, f"raises ({type(error).__name__}: {error})", case)
             return RAISED
         text = as_tokens(emitted)
-        self._judge(draft, text, target, case)
+        self._judge(draft, text, case)
         return text
 
-    def _judge(
-        self, draft: Draft, text: Text, target: NextTokenModel, case: SamplerCase | None = None
-    ) -> None:
-        if not self.fault and (wrong := _wrong(draft, text, target)):
+    def _judge(self, draft: Draft, text: Text, case: SamplerCase | None = None) -> None:
+        if not self.fault and (wrong := _wrong(draft, text)):
             self._blame(draft, wrong, case)
 
     def _blame(self, draft: Draft, what: str, case: SamplerCase | None) -> None:
@@ -207,9 +199,9 @@ class CheckedSampler:
             self.fault = f"{what}{at}, on the draft\n{tree_as_text(draft.tree, draft.target_probs)}"
 
 
-def _wrong(draft: Draft, text: Text, target: NextTokenModel) -> str:
+def _wrong(draft: Draft, text: Text) -> str:
     """Returns the fault of `text` whatever its probability, in words; empty if it has none."""
-    most = draft.tree.depth + 1
+    most, target = draft.tree.depth + 1, draft.target
     if not 1 <= len(text) <= most:
         return f"emits {text}; a draft of depth {most - 1} gives 1 to {most} tokens"
     for position, token in enumerate(text):

@@ -19,6 +19,7 @@ from draftwood.testing.proofs.enumerator import enumerate_outcomes
 from draftwood.testing.proofs.lossless import JointLaw
 from draftwood.testing.samplers.lazy_numbers import LazyChance, LazyNumber
 from draftwood.testing.samplers.lazy_tensors import LazyArray, LazyTensor, written
+from draftwood.testing.samplers.used_generators import UsedGenerators, refused_seeding
 
 RAISED = (-1,)
 """What stands for the tokens of a call that raised."""
@@ -31,12 +32,20 @@ _GRIDS: dict[torch.dtype, tuple[int, type[np.floating[Any]]]] = {
 }
 """Uniforms of every dtype: how many there are, and the precision in which they are computed with."""
 
+_SEEDING: tuple[tuple[Any, str], ...] = (
+    *((owner, name) for owner in (torch, torch.random) for name in ("manual_seed", "seed", "set_rng_state")),
+    (random, "seed"),
+    (random, "setstate"),
+    (np.random, "seed"),
+    (np.random, "set_state"),
+)
+
 _CONTINUOUS = ("normal", "poisson", "randperm")
 _CONTINUOUS_IN_PLACE = ("cauchy_", "log_normal_", "geometric_", "random_")
 
 
 @contextlib.contextmanager
-def torch_randomness(rng: Randomness) -> Iterator[LazyChance]:
+def torch_randomness(rng: Randomness, *, used: UsedGenerators | None = None) -> Iterator[LazyChance]:
     """Within it the chance of torch, of Python's `random` and of numpy is that of `rng`.
 
     Random numbers are lazy: a run branches where one is compared with a number, on its own or after sums,
@@ -48,10 +57,15 @@ def torch_randomness(rng: Randomness) -> Iterator[LazyChance]:
     Functions that were imported by name before, generators that exist already, and sources of the system are
     not reached: what they draw cannot be seen here.
 
+    Args:
+        rng: answers the draws.
+        used: the states of each `generator=` in earlier runs of the same code.
+
     Raises:
-        CannotEnumerate: other chance is asked for, or a random number is used otherwise.
+        CannotEnumerate: other chance is asked for, a random number is used otherwise, or a generator is
+            seeded so that it repeats its numbers.
     """
-    chance = LazyChance(rng)
+    chance, used = LazyChance(rng), used or UsedGenerators()
     with contextlib.ExitStack() as stack:
         for owner, functions in (
             (torch, _of_torch(chance)),
@@ -61,7 +75,11 @@ def torch_randomness(rng: Randomness) -> Iterator[LazyChance]:
             (math, _of_math()),
         ):
             for name, function in functions.items():
-                stack.enter_context(mock.patch.object(owner, name, function))
+                watched = used.watching(function) if owner in (torch, Tensor) else function
+                stack.enter_context(mock.patch.object(owner, name, watched))
+        for owner, name in _SEEDING:
+            refuse = refused_seeding(f"{owner.__name__}.{name}")
+            stack.enter_context(mock.patch.object(owner, name, refuse))
         yield chance
 
 
@@ -345,11 +363,11 @@ def torch_law(run: Callable[[], Sequence[int] | Tensor], *, budget: int = 100_00
         CannotEnumerate: as `torch_randomness` does.
         BudgetExceeded: more than `budget` outcomes.
     """
-    fault = ""
+    fault, used = "", UsedGenerators()
 
     def once(rng: Randomness) -> tuple[int, ...]:
         nonlocal fault
-        with torch_randomness(rng):
+        with torch_randomness(rng, used=used):
             try:
                 returned = run()
             except CannotEnumerate:

@@ -1,0 +1,353 @@
+"""Known mistakes of samplers of chains: each is a right sampler that is wrong in one place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+
+@attrs.frozen(eq=False)
+class Step:
+    """One test of a chain: target and draft rows, the drafted token, and where it is."""
+
+    targets: Tensor
+    drafts: Tensor
+    tokens: Sequence[int]
+    index: int
+
+    @property
+    def target(self) -> Tensor:
+        return self.targets[self.index]
+
+    @property
+    def draft(self) -> Tensor:
+        return self.drafts[self.index]
+
+    @property
+    def token(self) -> int:
+        return self.tokens[self.index]
+
+    def moved(self, by: int) -> Step:
+        """Returns the step with the target's row `by` rows later, within its rows."""
+        return attrs.evolve(self, targets=_moved(self.targets, by))
+
+    def draft_moved(self, by: int) -> Step:
+        """Returns the step with the draft's row `by` rows later, within its rows."""
+        return attrs.evolve(self, drafts=_moved(self.drafts, by))
+
+
+def _moved(rows: Tensor, by: int) -> Tensor:
+    return rows[torch.arange(len(rows)).add(by).clamp(0, len(rows) - 1)]
+
+
+def _ratio(step: Step) -> float:
+    target, draft = float(step.target[step.token]), float(step.draft[step.token])
+    return target / draft if draft else 1.0
+
+
+def _residual(step: Step) -> Tensor:
+    left = (step.target - step.draft).clamp(min=0)
+    return left if left.any() else step.target
+
+
+def _without_token(step: Step) -> Tensor:
+    left = step.target.clone()
+    left[step.token] = 0
+    return left if left.any() else step.target
+
+
+def _certain(weights: Tensor) -> Tensor:
+    return torch.zeros_like(weights).index_fill(0, weights.argmax(), 1)
+
+
+def _sharpened(weights: Tensor, temperature: float) -> Tensor:
+    sharp = weights ** (1 / temperature)
+    return sharp / sharp.sum()
+
+
+def _not_renormalised(step: Step) -> Tensor:
+    left = (step.target - step.draft).clamp(min=0)
+    # A search of the cumulative sum that ends beyond it finds the last token.
+    left[-1] += 1 - left.sum()
+    return left
+
+
+def _by_the_rejecting_coin(step: Step) -> Tensor:
+    heights = _residual(step).cumsum(0)
+    heights = heights / heights[-1]
+    # The coin is uniform between the ratio, which it did not stay below, and 1.
+    above = (heights - min(_ratio(step), 1.0)).clamp(min=0)
+    return _or(above.diff(prepend=above.new_zeros(1)), _residual(step))
+
+
+def _kept(weights: Tensor, kept: int) -> Tensor:
+    if kept >= len(weights):
+        return weights
+    largest = weights.topk(kept).indices
+    return torch.zeros_like(weights).index_copy_(0, largest, weights[largest])
+
+
+def _filtered_residual(step: Step, kept: int) -> Tensor:
+    target = _kept(step.target, kept)
+    return _or((target / target.sum() - step.draft).clamp(min=0), step.target)
+
+
+def _filtered_last(step: Step, kept: int) -> Tensor:
+    return _kept(step.targets[-1], kept)
+
+
+def _or(weights: Tensor, otherwise: Tensor) -> Tensor:
+    return weights if weights.any() else otherwise
+
+
+def _cooled(step: Step, side: str, temperature: float) -> Step:
+    rows = step.drafts if side == "draft" else step.targets
+    cooled = torch.stack([_sharpened(row, temperature) for row in rows])
+    return attrs.evolve(step, drafts=cooled) if side == "draft" else attrs.evolve(step, targets=cooled)
+
+
+@attrs.frozen(eq=False)
+class Mistake:
+    """A sampler for chains that is wrong in one place.
+
+    Attributes:
+        says: the mistake and its remedy, in a sentence.
+        ratio: of a step, the chance that its token is accepted, at most 1.
+        left: of a step, the weights from which a token is drawn after a rejection.
+        last: the weights from which the token after the last one is drawn; None for none.
+        shared: whether all steps are tested with one coin.
+    """
+
+    says: str
+    ratio: Callable[[Step], float] = _ratio
+    left: Callable[[Step], Tensor] = _residual
+    last: Callable[[Step], Tensor | None] = lambda step: step.targets[-1]
+    shared: bool = False
+
+
+KNOWN = (
+    Mistake(
+        "after a rejection it draws from the target; draw from the residual max(T - D, 0).",
+        left=lambda step: step.target,
+    ),
+    Mistake(
+        "it accepts with the target's probability T; the draft was drawn, so accept with T / D.",
+        ratio=lambda step: float(step.target[step.token]),
+    ),
+    Mistake(
+        "it takes the draft for certain (it accepts with T and draws from T without the rejected token), but "
+        "the draft was drawn; accept with T / D and draw from max(T - D, 0).",
+        ratio=lambda step: float(step.target[step.token]),
+        left=_without_token,
+    ),
+    Mistake("it accepts with D / T; accept with T / D.", ratio=lambda step: 1 / max(_ratio(step), 1e-300)),
+    Mistake(
+        "after a rejection it draws from the draft; draw from the residual max(T - D, 0).",
+        left=lambda step: step.draft,
+    ),
+    Mistake("it accepts every drafted token; accept with T / D.", ratio=lambda step: 1.0),
+    Mistake(
+        "it accepts no drafted token and draws from the residual; accept with T / D.", ratio=lambda step: 0.0
+    ),
+    Mistake(
+        "after a rejection it draws from the target without the rejected token, the rule for drafts that are "
+        "not drawn; draw from the residual max(T - D, 0).",
+        left=_without_token,
+    ),
+    Mistake(
+        "after a rejection it draws from max(D - T, 0), the residual's other side; draw from max(T - D, 0).",
+        left=lambda step: _or((step.draft - step.target).clamp(min=0), step.target),
+    ),
+    Mistake(
+        "after a rejection it draws from |T - D|; draw from max(T - D, 0).",
+        left=lambda step: _or((step.target - step.draft).abs(), step.target),
+    ),
+    Mistake(
+        "after a rejection it takes the residual's most likely token; draw from the residual.",
+        left=lambda step: _certain(_residual(step)),
+    ),
+    Mistake(
+        "after a rejection it draws from the residual of the first step; take that of the rejected step.",
+        left=lambda step: _residual(attrs.evolve(step, index=0)),
+    ),
+    Mistake(
+        "it tests and draws by the target's rows shifted by one: the row after the drafted token; take the "
+        "row before it.",
+        ratio=lambda step: _ratio(step.moved(1)),
+        left=lambda step: _residual(step.moved(1)),
+    ),
+    Mistake(
+        "it tests by the target's row after the drafted token; take the row before it.",
+        ratio=lambda step: _ratio(step.moved(1)),
+    ),
+    Mistake(
+        "after a rejection it draws from the residual of the target's next row; take the row that was "
+        "tested.",
+        left=lambda step: _residual(step.moved(1)),
+    ),
+    Mistake(
+        "it tests by the parent's row of the target; take the row of the step itself.",
+        ratio=lambda step: _ratio(step.moved(-1)),
+        left=lambda step: _residual(step.moved(-1)),
+    ),
+    Mistake(
+        "the token after a draft that is accepted as a whole comes from the row before the last; take the "
+        "last.",
+        last=lambda step: step.targets[-2],
+    ),
+    Mistake(
+        "the token after a draft that is accepted as a whole comes from the first row; take the last.",
+        last=lambda step: step.targets[0],
+    ),
+    Mistake(
+        "the token after a draft that is accepted as a whole is the target's most likely one; draw it.",
+        last=lambda step: _certain(step.targets[-1]),
+    ),
+    Mistake(
+        "the token after a draft that is accepted as a whole comes from the draft; draw it from the target.",
+        last=lambda step: step.drafts[-1],
+    ),
+    Mistake(
+        "all steps are tested with one coin, so that acceptances depend on each other; take a coin a step.",
+        shared=True,
+    ),
+    Mistake(
+        "it is greedy: it accepts the target's most likely token and emits that after a rejection; draw.",
+        ratio=lambda step: float(step.target.argmax() == step.token),
+        left=lambda step: _certain(step.target),
+        last=lambda step: _certain(step.targets[-1]),
+    ),
+    Mistake(
+        "it accepts where T >= D and rejects otherwise, without a coin; accept with probability T / D.",
+        ratio=lambda step: float(_ratio(step) >= 1),
+    ),
+    Mistake(
+        "it accepts only the target's most likely token; accept with T / D.",
+        ratio=lambda step: float(step.target.argmax() == step.token),
+    ),
+    Mistake(
+        "it tests with the product of the ratios so far, as block verification does, but with its own coin "
+        "at every step; test each step with its own T / D.",
+        ratio=lambda step: math.prod(_ratio(attrs.evolve(step, index=i)) for i in range(step.index + 1)),
+    ),
+    Mistake(
+        "it accepts with the draft's probability D; accept with T / D.",
+        ratio=lambda step: float(step.draft[step.token]),
+    ),
+    Mistake(
+        "after a rejection it draws from the residual of the last step; take that of the rejected step.",
+        left=lambda step: _residual(attrs.evolve(step, index=len(step.tokens) - 1)),
+    ),
+    Mistake(
+        "it draws from the softmax of the residual; the residual is a distribution already, up to its sum.",
+        left=lambda step: (step.target - step.draft).clamp(min=0).softmax(0),
+    ),
+    Mistake(
+        "the residual's probabilities are used without dividing by their sum; renormalise them.",
+        left=lambda step: _not_renormalised(step),
+    ),
+    Mistake(
+        "the coin that rejected a token also chooses the next one; draw a new number.",
+        left=lambda step: _by_the_rejecting_coin(step),
+    ),
+    *(
+        Mistake(
+            f"after a rejection it draws from the target's {place} row, whatever step was rejected; draw from "
+            "the residual of that step.",
+            left=lambda step, index=index: step.targets[index],
+        )
+        for place, index in (("first", 0), ("last", -1))
+    ),
+    Mistake(
+        "after a rejection it draws uniformly among the tokens of the residual; draw by its weights.",
+        left=lambda step: (_residual(step) > 0).double(),
+    ),
+    Mistake(
+        "the token after a draft that is accepted as a whole comes from the last step's residual; draw it "
+        "from the target's last row.",
+        last=lambda step: _residual(step),
+    ),
+    *(
+        Mistake(
+            f"{part} by the draft's rows shifted by one: the row {place} its own; take the row that the "
+            "token was drawn from.",
+            **{
+                name: lambda step, rule=rule, by=by: rule(step.draft_moved(by))
+                for name, rule in (("ratio", _ratio), ("left", _residual))
+                if name in names
+            },
+        )
+        for by, place in ((1, "after"), (-1, "before"))
+        for part, names in (
+            ("it tests and draws", ("ratio", "left")),
+            ("it tests", ("ratio",)),
+            ("after a rejection it draws", ("left",)),
+        )
+    ),
+    *(
+        Mistake(
+            f"only the {kept} most likely tokens are kept {where}, though the test knows all; filter the "
+            "target before the test.",
+            **{
+                name: lambda step, rule=rule, kept=kept: rule(step, kept)
+                for name, rule in (("left", _filtered_residual), ("last", _filtered_last))
+                if name in names
+            },
+        )
+        for kept in range(2, 8)
+        for where, names in (
+            ("for the tokens that it draws", ("left", "last")),
+            ("after a rejection", ("left",)),
+            ("for the token after the draft", ("last",)),
+        )
+    ),
+)
+
+
+def _family(side: str, where: str) -> Callable[[float], Mistake]:
+    """Returns the mistake of an extra temperature, as a function of that temperature."""
+
+    def mistake(temperature: float) -> Mistake:
+        def cooled(rule: Callable[[Step], Any]) -> Callable[[Step], Any]:
+            return lambda step: rule(_cooled(step, side, temperature))
+
+        parts: dict[str, Any] = {}
+        if "test" in where:
+            parts["ratio"] = cooled(_ratio)
+        if "residual" in where:
+            parts["left"] = cooled(_residual)
+        if "last token" in where:
+            parts["last"] = cooled(lambda step: step.targets[-1])
+        place = "" if side == "draft" and where == "test and residual" else f" in the {where}"
+        return Mistake(
+            f"the {side} has an extra temperature ({temperature:.3g}){place}; target and draft as they were "
+            "drawn belong into test and residual.",
+            **parts,
+        )
+
+    return mistake
+
+
+def _lenient(factor: float) -> Mistake:
+    return Mistake(
+        f"it accepts with {factor:.3g} T / D, not with T / D; leave the factor out.",
+        ratio=lambda step: factor * _ratio(step),
+    )
+
+
+FAMILIES = (
+    _lenient,
+    *(
+        _family(side, where)
+        for side in ("draft", "target")
+        for where in ("test and residual", "test", "residual")
+    ),
+    _family("target", "last token"),
+    _family("target", "test, the residual and the last token"),
+)
+"""Mistakes with one number that is not known: a temperature, or a factor, between 1/8 and 8."""
