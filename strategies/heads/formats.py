@@ -65,8 +65,8 @@ def load_head(folder: str | PathLike[str]) -> Eagle3Head:
     )
     with torch.device("meta"):
         head = Eagle3Head(config, target_ids=target_ids)
-    layer = safeailab.prefix_of(stored) if kind == "safeailab" else speculators.LAYER
-    names = {_in_file(name, layer): name for name in head.state_dict()}
+    first = safeailab.prefix_of(stored) if kind == "safeailab" else speculators.LAYER
+    names = {in_file(name, first): name for name in head.state_dict()}
     load_weights(head, stored, names, where=where)
     return head
 
@@ -80,15 +80,8 @@ def _tie(description: Mapping[str, Any], stored: dict[str, Tensor], where: str) 
     tables = (description, layer if isinstance(layer, dict) else {})
     told = any(switch(table, "tie_word_embeddings", where=where) for table in tables)
     table, output = stored.get("embed_tokens.weight"), stored.get("lm_head.weight")
-    if not told or table is None:
-        return
-    if output is None:
+    if told and table is not None and output is None:
         stored["lm_head.weight"] = table.clone()
-    elif output.shape == table.shape and not torch.equal(output, table):
-        raise InvalidInput(
-            f"tie_word_embeddings is true in {where}, and its embed_tokens.weight and lm_head.weight differ; "
-            "copy both files again."
-        )
 
 
 # Angles that follow from the description, and copies of the target's that training alone reads.
@@ -132,7 +125,9 @@ def save_head(
         raise InvalidInput(f"format is {format!r:.40}; give one of {', '.join(_FORMATS)}.")
     format_ = _FORMATS[format]
     description: dict[str, Any] = format_.description_of(head.config, target=target)
-    tensors = {_in_file(name, format_.LAYER): tensor for name, tensor in head.state_dict().items()}
+    # Files of several layers number all of them.
+    first = format_.LAYER if head.config.layers == 1 else speculators.LAYER
+    tensors = {in_file(name, first): tensor for name, tensor in head.state_dict().items()}
     if not head.all_tokens:
         tensors |= maps_of(head.target_ids, head.config.vocab_size)
     dtype = next(head.parameters()).dtype
@@ -158,8 +153,19 @@ def load_weights(head: Module, stored: dict[str, Tensor], names: Mapping[str, st
     head.eval()
 
 
-def _in_file(name: str, layer: str) -> str:
-    return layer + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name
+def in_file(name: str, first: str) -> str:
+    """Returns the name that files have for a parameter of an `Eagle3Head`.
+
+    Args:
+        name: of the parameter.
+        first: the beginning of the names of the first layer's tensors.
+    """
+    if name.startswith("midlayer."):
+        return first + name.removeprefix("midlayer.")
+    if name.startswith("more."):
+        _, number, rest = name.split(".", 2)
+        return f"layers.{int(number) + 1}.{rest}"
+    return name
 
 
 def _check_names(stored: Mapping[str, Tensor], names: Mapping[str, str], where: str) -> None:

@@ -11,8 +11,8 @@ from draftwood.strategies.heads.decoder_layer import (
     LAYER_KEYS,
     biases,
     check_no_window,
-    check_one_layer,
     described_layer,
+    layer_count,
 )
 from draftwood.strategies.heads.keys import SWITCHES, Table, layers_named, switches, whole_number
 
@@ -54,7 +54,6 @@ def described(
     layer = _with_defaults(told, where)
     inside = f"transformer_layer_config of {where}"
     _OF_LAYER.check(layer, where=inside)
-    check_one_layer(told, where=where)
     check_no_window(told, where=where)
     made = described_layer(layer, where=where)
     return Eagle3Config(
@@ -70,6 +69,7 @@ def described(
             default=made["vocab_size"] if "draft_vocab_size" in description else None,
         ),
         taps=layers_named(description.get(_TAPS), _TAPS, where=where),
+        layers=layer_count(told, tensors, where=where),
         query_key_norm=layer["model_type"] == "qwen3",
         own_embedding="embed_tokens.weight" in tensors,
         own_head="lm_head.weight" in tensors,
@@ -105,7 +105,13 @@ def _with_defaults(layer: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def description_of(config: Eagle3Config, *, target: str) -> dict[str, Any]:
-    """The description of a head for the model `target`."""
+    """Returns the description of a head for the model `target`.
+
+    Raises:
+        InvalidInput: one that this format cannot hold.
+    """
+    if config.latent is not None:
+        raise InvalidInput("speculators' files hold no latent attention; write SafeAILab's instead.")
     kind = "qwen3" if config.query_key_norm else "llama"
     return {
         "architectures": ["Eagle3Speculator"],
@@ -122,7 +128,7 @@ def description_of(config: Eagle3Config, *, target: str) -> dict[str, Any]:
             "hidden_act": "silu",
             "hidden_size": config.hidden_size,
             "intermediate_size": config.intermediate_size,
-            "num_hidden_layers": 1,
+            "num_hidden_layers": config.layers,
             "num_attention_heads": config.attention_heads,
             "num_key_value_heads": config.key_value_heads,
             "head_dim": config.head_dim,

@@ -55,33 +55,37 @@ class _Unrolled:
 
     def __init__(self) -> None:
         self.depth = 0
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
+        self._layer = 0
+        # By layer, of each depth.
+        self._keys: dict[int, list[Tensor]] = {}
+        self._values: dict[int, list[Tensor]] = {}
 
-    def hold(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def hold(self, keys: Tensor, values: Tensor, layer: int = 0) -> tuple[Tensor, Tensor]:
+        self._layer = layer
         return keys, values
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         group = queries.shape[1] // keys.shape[1]
-        keys, values = (some.repeat_interleave(group, 1) for some in (keys, values))
-        del self._keys[self.depth :], self._values[self.depth :]
-        self._keys.append(keys)
-        self._values.append(values)
+        known = [some.setdefault(self._layer, []) for some in (self._keys, self._values)]
+        for some, new in zip(known, (keys, values), strict=True):
+            del some[self.depth :]
+            some.append(new.repeat_interleave(group, 1))
+        all_keys, all_values = known
         count = queries.shape[2]
         queries = queries * scale
-        scores = queries @ self._keys[0].mT
+        scores = queries @ all_keys[0].mT
         places = torch.arange(count, device=queries.device)
         hidden = places > (places - self.depth).clamp(min=0)[:, None]
         parts = [scores.masked_fill(hidden, -torch.inf)]
         drafted = range(1, self.depth + 1)
         for step in drafted:
-            own = _moved(self._keys[step], self.depth - step)
+            own = _moved(all_keys[step], self.depth - step)
             parts.append((queries * own).sum(-1, keepdim=True))
         weights = torch.cat(parts, -1).softmax(-1)
-        out = weights[..., :count] @ self._values[0]
+        out = weights[..., :count] @ all_values[0]
         for step in drafted:
             column = count + step - 1
-            out = out + weights[..., column : column + 1] * _moved(self._values[step], self.depth - step)
+            out = out + weights[..., column : column + 1] * _moved(all_values[step], self.depth - step)
         return out.transpose(1, 2)
 
 
