@@ -102,7 +102,7 @@ def is_latent(tensors: Collection[str], prefix: str) -> bool:
 
 
 def latent(layer: Mapping[str, Any], tensors: Collection[str], prefix: str, *, where: str) -> Latent | None:
-    """Returns the sizes of latent attention; None where the first layer, named by `prefix`, has none.
+    """Returns the sizes of latent attention; None where the layer named by `prefix` has none.
 
     Raises:
         InvalidInput: a size that is missing, or a bias.

@@ -85,7 +85,7 @@ def _tie(description: Mapping[str, Any], stored: dict[str, Tensor], where: str) 
 
 
 # Angles that follow from the description, and copies of the target's that training alone reads.
-_NOT_OURS = ("rotary_emb.inv_freq", "verifier_lm_head.weight", "verifier_norm.weight")
+NOT_OURS = ("rotary_emb.inv_freq", "verifier_lm_head.weight", "verifier_norm.weight")
 
 
 def with_usual_names(stored: Mapping[str, Tensor], *, where: str) -> dict[str, Tensor]:
@@ -99,7 +99,7 @@ def with_usual_names(stored: Mapping[str, Tensor], *, where: str) -> dict[str, T
     for name, tensor in stored.items():
         usual = name.removeprefix("model.") if nested else name
         usual = f"fc_norm.{usual.removeprefix('fc_norms.')}" if usual.startswith("fc_norms.") else usual
-        if usual.endswith(_NOT_OURS):
+        if usual.endswith(NOT_OURS):
             continue
         if usual in found:
             raise InvalidInput(f"{where} holds {usual} under two names; copy the head again.")

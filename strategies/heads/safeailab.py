@@ -53,26 +53,15 @@ _INNER = Table(
     kind="EAGLE-3 heads",
 )  # fmt: skip
 # All of these have norms before their linear layers, SiLU and rotated queries and keys.
-_LIKE_LLAMA = (
-    "deepseek_v2",
-    "deepseek_v3",
-    "kimi_k2",
-    "llama",
-    "mistral",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-)
+_LIKE_LLAMA = ("llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe")
+_LIKE_DEEPSEEK = ("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25")
 _CLASSES = (
     "Eagle3LlamaForCausalLM",
     "LlamaForCausalLMEagle3",
     "PEagleDraftModel",
     "Qwen3Eagle3Model",
 )
-OTHER_CLASSES: Mapping[str, str] = {
-    "gemma": "Gemma's norms and scales",
-}
+OTHER_CLASSES: Mapping[str, str] = {"gemma": "Gemma's norms and scales"}
 """Classes of heads that compute something else, by a part of their name."""
 
 
@@ -91,11 +80,11 @@ def described(
         InvalidInput: a key or value that is not supported, or one that is missing.
     """
     check_class(description, others=OTHER_CLASSES, where=where)
-    check_layers_like(description, kinds=_LIKE_LLAMA, classes=_CLASSES, like="Llama's", where=where)
     prefix = prefix_of(tensors)
-    read = _OUTER.read | frozenset(also)
+    kinds, read = _LIKE_LLAMA, _OUTER.read | frozenset(also)
     if is_latent(tensors, prefix):
-        read |= LATENT_KEYS
+        kinds, read = _LIKE_DEEPSEEK, read | LATENT_KEYS
+    check_layers_like(description, kinds=kinds, classes=_CLASSES, like="Llama's", where=where)
     Table(read=read, kind=_OUTER.kind).check(description, where=where)
     inner = _nested(description.get("eagle_config"), where)
     if description.get(_NESTED_TAPS) is not None:

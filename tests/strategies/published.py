@@ -50,7 +50,7 @@ def _decoder(draw: Drawn, layer: dict[str, Any], prefix: str, wide: int, normed:
     made = {
         **(
             _latent(draw, layer, wide)
-            if layer.get("kv_lora_rank")
+            if layer.get("v_head_dim")
             else {
                 "self_attn.q_proj.weight": draw(queries, wide),
                 "self_attn.k_proj.weight": draw(keys, wide),
@@ -108,7 +108,7 @@ def pair_tensors(
     proposed = described.get("draft_vocab_size") or vocabulary
     taps = described.get("target_layer_ids") or [0, 0, 0]
     made = {"fc.weight": draw(width, len(taps) * width), "norm.weight": draw(width)}
-    for number in range(layer["num_hidden_layers"]):
+    for number in range(layer.get("num_hidden_layers", 1)):
         if number and prefix == "midlayer.":
             break  # the makers' classes build one
         here = prefix if not number else f"layers.{number}."
@@ -148,13 +148,18 @@ def block_tensors(described: dict[str, Any]) -> Tensors:
     if described.get("speculators_model_type"):
         made |= {"embed_tokens.weight": draw(vocabulary, width) * 4, "lm_head.weight": draw(proposed, width)}
     if rank := both.get("markov_rank"):
+        # ModelOpt's module has no part for the correction.
+        apart = "use_confidence_head" in both
+        correction, confidence = (
+            ("", "confidence_proj") if apart else ("markov_head.", "confidence_head.proj")
+        )
         made |= {
-            "markov_head.markov_w1.weight": draw(vocabulary, rank),
-            "markov_head.markov_w2.weight": draw(vocabulary, rank),
+            f"{correction}markov_w1.weight": draw(vocabulary, rank),
+            f"{correction}markov_w2.weight": draw(proposed, rank),
         }
         made |= {
-            "confidence_head.proj.weight": draw(1, width + rank),
-            "confidence_head.proj.bias": torch.zeros(1, dtype=torch.float64),
+            f"{confidence}.weight": draw(1, width + rank),
+            f"{confidence}.bias": torch.zeros(1, dtype=torch.float64),
         }
     if both.get("projector_type") == "domino":
         inner, state = both["emb_dim"], both["gru_hidden_dim"]
@@ -206,8 +211,10 @@ def angles_of(layer: dict[str, Any]) -> tuple[list[float], float]:
     def place(turns: float) -> float:
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    first = max(math.floor(place(table.get("beta_fast", 32))), 0)
-    last = min(math.ceil(place(table.get("beta_slow", 1))), dim - 1)
+    first, last = place(table.get("beta_fast", 32)), place(table.get("beta_slow", 1))
+    if table.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
     angles = []
     for k, angle in enumerate(plain):
         ramp = min(max((k - first) / (last - first if last != first else 0.001), 0.0), 1.0)
