@@ -84,7 +84,7 @@ def layer_count(layer: Mapping[str, Any], tensors: Collection[str], *, where: st
     check_layers(told, tensors, where)
     if max(found) + 1 != told:
         raise InvalidInput(
-            f"num_hidden_layers is {told} in {where}, and its weights are those of {max(found) + 1} layer(s); "
+            f"num_hidden_layers is {told} in {where}, but its weights are of {max(found) + 1} layer(s); "
             "one of them is another head's."
         )
     return told

@@ -220,10 +220,17 @@ def described(
 
 
 def _mask(description: Mapping[str, Any], given: int | None, where: str) -> int:
-    told = {description[key] for key in _MASKS if type(description.get(key)) is int}
+    named = {key: description[key] for key in _MASKS if description.get(key) is not None}
+    if odd := next((key for key, value in named.items() if type(value) is not int), None):
+        raise InvalidInput(f"{odd} is {named[odd]!r:.60} in {where}; it is a token of the target.")
+    told = set(named.values())
+    if len(told) > 1:
+        raise InvalidInput(
+            f"{' and '.join(named)} name different tokens in {where}; copy the head's description again."
+        )
     if given is not None and told - {given}:
         raise InvalidInput(f"mask_token_id={given} is not that of {where}, {told.pop()}; leave it out.")
-    mask = told.pop() if len(told) == 1 else given
+    mask = told.pop() if told else given
     if mask is None or mask < 0:
         shown = description.get(_MASKS[0])
         raise InvalidInput(

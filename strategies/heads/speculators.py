@@ -25,6 +25,13 @@ COMMON = frozenset(
 """Keys at the top of every file of speculators."""
 _TAPS = "eagle_aux_hidden_state_layer_ids"
 _KNOWN = COMMON | {*SWITCHES, _TAPS}
+_ABOUT = Table(
+    read={
+        "accept_tolerance", "algorithm", "default_proposal_method", "proposal_methods", "speculative_tokens",
+        "verifier", "verifier_accept_k",
+    },
+    kind="speculators' heads",
+)  # fmt: skip
 _OF_LAYER = Table(read=LAYER_KEYS, kind="layers of EAGLE-3 heads")
 
 
@@ -79,7 +86,15 @@ def described(
 
 
 def layer_table(description: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Returns the table that describes the layers, of EAGLE-3 heads and block drafters alike."""
+    """Returns the table that describes the layers, of EAGLE-3 heads and block drafters alike.
+
+    The table of the algorithm and its target, which changes nothing of what a head computes, is checked too.
+    """
+    about = description.get("speculators_config")
+    if about is not None:
+        if not isinstance(about, dict):
+            raise InvalidInput(f"speculators_config is {about!r:.60} in {where}; it is a table of keys.")
+        _ABOUT.check(about, where=f"speculators_config of {where}")
     told = description.get("transformer_layer_config")
     if not isinstance(told, dict):
         raise InvalidInput(f"transformer_layer_config is {told!r:.60} in {where}; a head needs one.")

@@ -188,7 +188,7 @@ BAD_KEYS: list[tuple[Format, Edit, str]] = [
     ("speculators", key("mask_token_id", 3), "the key 'mask_token_id'"),
     ("speculators", lambda d: d.pop("norm_before_residual"), "does not say norm_before_residual"),
     ("speculators", inner("model_type", "mistral"), "model_type is 'mistral'"),
-    ("speculators", inner("num_hidden_layers", 3), "num_hidden_layers is 3 .* those of 1 layer"),
+    ("speculators", inner("num_hidden_layers", 3), "num_hidden_layers is 3 .* of 1 layer"),
     (
         "speculators",
         lambda d: d["transformer_layer_config"].update({"sliding_window": 8, "use_sliding_window": True}),

@@ -257,7 +257,7 @@ Edit = Callable[[dict[str, Any]], Any]
         (lambda d: d["transformer_layer_config"].update(num_hidden_layers=0), "num_hidden_layers is 0"),
         (
             lambda d: d["transformer_layer_config"].update(num_hidden_layers=3),
-            "num_hidden_layers is 3 in .* those of 1 layer",
+            "num_hidden_layers is 3 in .* of 1 layer",
         ),
         (
             lambda d: d["transformer_layer_config"].update(layer_types=["sliding_attention"]),
