@@ -15,14 +15,19 @@ from draftwood import InvalidInput
 from draftwood.strategies.heads import safeailab, speculators
 from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.eagle3 import Eagle3Head
-from draftwood.strategies.heads.files import check_no_model, read_description, read_tensors, write_head
+from draftwood.strategies.heads.files import (
+    check_floats,
+    check_no_model,
+    read_description,
+    read_tensors,
+    write_head,
+)
 from draftwood.strategies.heads.keys import named_classes, switch
 from draftwood.strategies.heads.sizes import check_held
 from draftwood.strategies.heads.vocabulary import maps_of, target_ids_of
 
 Format = Literal["safeailab", "speculators"]
 _FORMATS: dict[Format, ModuleType] = {"safeailab": safeailab, "speculators": speculators}
-_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def is_head(folder: str | PathLike[str]) -> bool:
@@ -36,7 +41,9 @@ def is_head(folder: str | PathLike[str]) -> bool:
     classes = [name.lower() for name in named_classes(description)]
     if any("peagle" in name for name in classes):
         return False
-    return any("eagle3" in name for name in classes) or "draft_vocab_size" in description
+    # Those of EAGLE-1 and 2 are told apart when they are read.
+    named = any("eagle" in name for name in classes) or description.get("model_type") == "eagle"
+    return named or "draft_vocab_size" in description
 
 
 def load_head(folder: str | PathLike[str]) -> Eagle3Head:
@@ -51,6 +58,7 @@ def load_head(folder: str | PathLike[str]) -> Eagle3Head:
     description = read_description(folder)
     kind: Format = "speculators" if "speculators_model_type" in description else "safeailab"
     format_ = _FORMATS[kind]
+    _check_generation(description, where)
     check_no_model(folder)
     stored = with_usual_names(read_tensors(folder), where=where)
     _tie(description, stored, where)
@@ -69,6 +77,19 @@ def load_head(folder: str | PathLike[str]) -> Eagle3Head:
     names = {in_file(name, first): name for name in head.state_dict()}
     load_weights(head, stored, names, where=where)
     return head
+
+
+def _check_generation(description: Mapping[str, Any], where: str) -> None:
+    """Refuse heads of EAGLE-1 and EAGLE-2, by their class."""
+    names = [name.lower() for name in named_classes(description)]
+    older = [name for name in names if "eagle" in name and "eagle3" not in name]
+    if description.get("speculators_model_type") is None and (
+        description.get("model_type") == "eagle" or (older and "draft_vocab_size" not in description)
+    ):
+        raise InvalidInput(
+            f"{where} describes a head of EAGLE-1 or EAGLE-2, which reads the target's last layer only; "
+            "EAGLE-3 heads are read, so use one of those."
+        )
 
 
 def _tie(description: Mapping[str, Any], stored: dict[str, Tensor], where: str) -> None:
@@ -188,14 +209,7 @@ def _check_tensors(stored: Mapping[str, Tensor], needed: Mapping[str, Tensor], w
                 f"{name} in {where} has the shape {tuple(tensor.shape)}, and the description says "
                 f"{tuple(needed[name].shape)}; one of them is another head's."
             )
-        if tensor.dtype not in _DTYPES:
-            raise InvalidInput(
-                f"{name} in {where} is {_kind(tensor)}; heads in float16, bfloat16 or more are read."
-            )
-
-
-def _kind(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    check_floats(stored, where)
 
 
 def _listed(names: list[str]) -> str:

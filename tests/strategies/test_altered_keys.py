@@ -87,7 +87,8 @@ NAMES = ("auto_map", "id2label", "label2id", "verifier")
 """Tables of names, which describe nothing of a head."""
 ADDED: tuple[Any, ...] = (True, 3, 0.25, "other", [1, 2], {"factor": 2.0})
 OF_ONE_KIND = {
-    "causal", "causal_head", "is_causal", "num_aux_hidden_states", "projector_type", "sliding_window_non_causal",
+    "causal", "causal_head", "is_causal", "num_aux_hidden_states", "projector_type",
+    "sliding_window_non_causal",
     "swa_window_size", "target_layer_ids", "target_num_hidden_layers", "use_swa",
 }  # fmt: skip
 KNOWN = sorted(
