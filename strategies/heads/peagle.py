@@ -91,6 +91,25 @@ class PEagleHead(Module):
         self.head = Eagle3Head(config.head, target_ids=target_ids)
         self.mask_hidden = Parameter(torch.zeros(1, 1, self.head.fc.weight.shape[1]))
 
+    @property
+    def all_tokens(self) -> bool:
+        """Whether it proposes all tokens of its target."""
+        return self.head.all_tokens
+
+    @property
+    def target_ids(self) -> Tensor:
+        """The target's tokens that its own stand for."""
+        return self.head.target_ids
+
+    @property
+    def max_positions(self) -> int | None:
+        """The number of positions that its file names; None where it names none."""
+        return self.head.max_positions
+
+    def taps_in(self, layers: int) -> tuple[int, ...]:
+        """Returns the layers that are tapped; see `Eagle3Config.taps_in`."""
+        return self.head.taps_in(layers)
+
     def masked(self) -> Tensor:
         """The state `[hidden_size]` beside the mask token."""
         return self.head.project(self.mask_hidden.flatten())

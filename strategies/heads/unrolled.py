@@ -16,7 +16,13 @@ from draftwood.strategies.heads.pairs import PairHead
 
 
 def unrolled(
-    head: PairHead, embeddings: Tensor, states: Tensor, *, depths: int, shift: int = 0
+    head: PairHead,
+    embeddings: Tensor,
+    states: Tensor,
+    *,
+    depths: int,
+    shift: int = 0,
+    mask: tuple[Tensor, Tensor] | None = None,
 ) -> Iterator[Tensor]:
     """Yields outputs of `head.step` at each place of a text, for every number of drafted tokens before it.
 
@@ -30,6 +36,8 @@ def unrolled(
         states: what `head.project` makes of the target's features of the tokens 0 to n - 1, likewise.
         depths: how many; the first is 0.
         shift: added to the positions of drafted pairs, for checks.
+        mask: of a P-EAGLE head the embedding of the mask token and the state that is paired with it, each
+            `[width]`, which are read in place of drafted tokens and recycled states.
 
     Yields:
         `[rows, n, width]` a depth, for `head.logits`.
@@ -43,7 +51,10 @@ def unrolled(
         attention.depth = depth
         out = head.step(embeddings, states, (places + (shift if depth else 0)).unsqueeze(0), attention)
         yield out
-        states = pad(head.recycled(out)[:, :-1], (0, 0, 1, 0))
+        if mask is None:
+            states = pad(head.recycled(out)[:, :-1], (0, 0, 1, 0))
+        else:
+            embeddings, states = (one.to(states).expand_as(states) for one in mask)
 
 
 class _Unrolled:
