@@ -72,10 +72,10 @@ def layer_count(layer: Mapping[str, Any], tensors: Collection[str], *, where: st
     """Returns how many layers a head has.
 
     Some makers build one layer whatever `num_hidden_layers` says, which they copy from the target; they call
-    it `midlayer`, and those of a head with several layers are numbered.
+    it `midlayer`, and number the layers of a head that has several.
 
     Raises:
-        InvalidInput: the tensors are those of another number of layers.
+        InvalidInput: the tensors have another number of layers.
     """
     told = whole_number(layer, "num_hidden_layers", where=where, default=1)
     found = {int(match[1]) for name in tensors if (match := _NUMBERED.match(name))}

@@ -41,7 +41,7 @@ def is_head(folder: str | PathLike[str]) -> bool:
     classes = [name.lower() for name in named_classes(description)]
     if any("peagle" in name for name in classes):
         return False
-    # Those of EAGLE-1 and 2 are told apart when they are read.
+    # EAGLE-1 and EAGLE-2 are told apart when a head is read.
     named = any("eagle" in name for name in classes) or description.get("model_type") == "eagle"
     return named or "draft_vocab_size" in description
 

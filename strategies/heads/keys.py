@@ -54,7 +54,7 @@ WITHOUT_EFFECT = frozenset(
     }
 )  # fmt: skip
 _NAMES = (
-    # tokens, but for those that stand for what is not drafted yet
+    # tokens, but for masks
     r"(?!.*(mask|noise|pard|ptd))\w+_token_(id|ids|index)|(image|im|mask_init|text|video|eod|pad)_(\w+_)?id",
     # training
     r"(\w+_)?(dropout|pdrop|initializer\w*|init_std)",

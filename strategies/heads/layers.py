@@ -65,8 +65,7 @@ class Attention(Module):
 class LatentAttention(Module):
     """Attention whose keys and values are made of a narrow state, as DeepSeek's layers have it.
 
-    Of each query and key only the last `rope_dim` numbers are rotated; those of the keys are the same in all
-    heads.
+    Only the last `rope_dim` numbers of each query and key are rotated; the keys of all heads share theirs.
 
     Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1.
     """

@@ -16,7 +16,7 @@ SCRATCH, TEXT = 64, 256
 class PairCache:
     """Slots of keys and values, each `[rows, heads, slots, width]` of its own heads and width.
 
-    The heads of a second layer follow those of the first.
+    Heads of a second layer follow the first layer's.
 
     The first `scratch` slots of a row are for drafted pairs, by request number; that of the root, whose pair
     belongs to the text, takes what pads a pass. Behind them lies one slot for every pair of the text.

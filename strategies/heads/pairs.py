@@ -23,7 +23,7 @@ class PairAttention(Protocol):
 
         Args:
             keys: `[rows, heads, n, width]`.
-            values: likewise, of their own width.
+            values: likewise; their width may differ.
             layer: of the head, counted from 0.
 
         Returns:
@@ -46,7 +46,7 @@ class PairHead(Protocol):
     Attributes:
         width: of states and embeddings.
         vocab_size: tokens of the target.
-        kept: the shapes of the keys and of the values that are kept of a pair, those of all layers.
+        kept: the shapes of the keys and of the values that are kept of a pair, in all layers.
         text_attends: what is kept of a pair depends on the pairs before it, since there are several layers;
             then a text is read by `step`, and else by `keys_values`.
         like: some tensor of the dtype and device of its passes.

@@ -233,12 +233,12 @@ class Layout:
         return getattr(import_module(f"transformers.models.{module}.modeling_{module}"), prefix + name)
 
 
-_SPARSE = "choose the keys that they see by an indexer of their own"
+_SPARSE = "have an indexer that chooses the keys they see"
 OTHERS: Mapping[str, str] = {
     "deepseek_v32": _SPARSE,
     "glm_moe_dsa": _SPARSE,
     "deepseek_v4": "have sparse attention over compressed keys",
-    "ernie4_5_moe": "blank the first embedding and have no last norm of their own",
+    "ernie4_5_moe": "blank the first embedding and have no last norm",
     "longcat_flash": "are dense layers with latent attention and its own scales",
     "mimo_v2_flash": "attend in a window",
 }

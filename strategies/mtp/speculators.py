@@ -1,4 +1,4 @@
-"""MTP layers as speculators saves them: a nested description, and names of its own."""
+"""MTP layers as speculators saves them: a nested description, and other names."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def layout_in_file(native: Layout) -> Layout:
     """Returns the layout with the names that speculators' files have."""
     if native.family.state_first or len(native.kinds) > 1:
         raise InvalidInput(
-            f"speculators saves no MTP layers like those of {native.family.title}; read that model's own."
+            f"speculators saves no MTP layers of {native.family.title}; read that model's own."
         )
     return attrs.evolve(native, prefix=_PREFIX, names=_NAMES)
 

@@ -107,8 +107,8 @@ def test_a_layer_that_is_refused(
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("deepseek_v32", "choose the keys that they see by an indexer"),
-        ("glm_moe_dsa", "choose the keys that they see by an indexer"),
+        ("deepseek_v32", "have an indexer that chooses the keys"),
+        ("glm_moe_dsa", "have an indexer that chooses the keys"),
         ("ernie4_5_moe", "blank the first embedding"),
         ("longcat_flash", "are dense layers with latent attention"),
     ],
