@@ -91,7 +91,8 @@ def load_heads(folder: str | PathLike[str]) -> Heads:
     if is_medusa(folder):
         published = read_medusa(folder)
         with torch.device("meta"):
-            heads = Heads(*published["output"].shape[::2], published["output"].shape[1])
+            count, vocabulary, width = published["output"].shape
+            heads = Heads(count, width, vocabulary)
         heads.load_state_dict(published, assign=True)
         return heads
     for name in (DESCRIPTION, WEIGHTS):

@@ -81,9 +81,9 @@ def described(
     """
     check_class(description, others=OTHER_CLASSES, where=where)
     prefix = prefix_of(tensors)
-    kinds, read = _LIKE_LLAMA, _OUTER.read | frozenset(also)
-    if is_latent(tensors, prefix):
-        kinds, read = _LIKE_DEEPSEEK, read | LATENT_KEYS
+    narrow = is_latent(tensors, prefix)
+    read = _OUTER.read | frozenset(also) | (LATENT_KEYS if narrow else frozenset())
+    kinds = _LIKE_DEEPSEEK if narrow else _LIKE_LLAMA
     check_layers_like(description, kinds=kinds, classes=_CLASSES, like="Llama's", where=where)
     Table(read=read, kind=_OUTER.kind).check(description, where=where)
     inner = _nested(description.get("eagle_config"), where)
@@ -94,7 +94,6 @@ def described(
         )
     check_no_window(description, where=where)
     layer = described_layer(description, where=where)
-    narrow = latent(description, tensors, prefix, where=where)
     both = merged(description, inner, (*SWITCHES, "draft_vocab_size", "target_hidden_size"), where=where)
     made = Eagle3Config(
         **layer,
@@ -104,7 +103,7 @@ def described(
         draft_vocab_size=whole_number(both, "draft_vocab_size", where=where, default=layer["vocab_size"]),
         taps=_taps(description.get(_TAPS), inner.get(_NESTED_TAPS), where),
         layers=layer_count(description, tensors, where=where),
-        latent=narrow,
+        latent=latent(description, tensors, prefix, where=where),
         query_key_norm=f"{prefix}self_attn.q_norm.weight" in tensors,
         own_embedding="embed_tokens.weight" in tensors,
         own_head="lm_head.weight" in tensors,

@@ -268,3 +268,16 @@ def test_a_head_whose_features_somebody_else_takes() -> None:
     other = Eagle3(load(target()), random_head())
     with pytest.raises(InvalidInput, match=r"target holds 0 row\(s\), not the 1 that join"):
         other.prefill([torch.tensor([1, 2, 3])])
+
+
+def test_a_text_is_read_in_pieces_where_layers_attend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several rows at once, with others between them that are not longer."""
+    monkeypatch.setattr("draftwood.strategies.heads.pair_rows._TEXT_AT_ONCE", 3)
+    drafter = beside_llama(config(layers=2))
+    texts = [[3, 1, 4, 1, 5, 9, 2, 6], [7], [5, 3, 5, 8, 9]]
+    drafter.prefill([torch.tensor(text) for text in texts])
+    root = Request(torch.tensor([8]), torch.tensor([-1]))
+    logits = drafter.distributions([root] * 3)
+    for row, text in enumerate(texts):
+        expected = path_logits(drafter.drafter.head, target(), text, [8])
+        torch.testing.assert_close(logits[row, 0], expected, atol=1e-5, rtol=1e-5)
