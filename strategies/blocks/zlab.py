@@ -215,10 +215,19 @@ def _causal(
     layers: int,
     where: str,
 ) -> tuple[bool, ...]:
-    """`is_causal`, else `causal` or JetSpec's `causal_head` for all layers, else those of a window alone."""
-    for table, key in ((described, "is_causal"), (inner, "causal"), (inner, "causal_head")):
-        if table.get(key) is not None:
-            return (switch(table, key, where=where),) * layers
+    """Returns `is_causal`, else `causal` or JetSpec's `causal_head`, for all layers; else windowed ones."""
+    told = {
+        key: switch(table, key, where=where)
+        for table, key in ((described, "is_causal"), (inner, "causal"), (inner, "causal_head"))
+        if table.get(key) is not None
+    }
+    if {"causal", "causal_head"} <= told.keys() and told["causal"] != told["causal_head"]:
+        raise InvalidInput(
+            f"causal is {told['causal']} and causal_head {told['causal_head']} in dflash_config of {where}; "
+            "copy its description again."
+        )
+    if told:
+        return (next(iter(told.values())),) * layers
     return tuple(kind == SLIDING for kind in types or [FULL] * layers)
 
 

@@ -57,7 +57,7 @@ _NAMES = (
     # tokens, but for masks
     r"(?!.*(mask|noise|pard|ptd))\w+_token_(id|ids|index)|(image|im|mask_init|text|video|eod|pad)_(\w+_)?id",
     # training
-    r"(\w+_)?(dropout|pdrop|initializer\w*|init_std)",
+    r"(\w+_)?(dropout|pdrop|initializer|init_std)(_\w+)?",
     r"(\w+_)?(loss|learning_rate|lr|warmup|weight_decay|epochs?|optimizer|scheduler|gradient|seed|datasets?|"
     r"wandb|checkpoint|checkpointing|batch_size|max_steps|train|training|trainer)(_\w+)?",
     # names, versions, dtypes and ways of computing the same
