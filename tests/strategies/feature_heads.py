@@ -184,7 +184,7 @@ def path_logits(head: Eagle3Head, model: Any, text: list[int], path: list[int]) 
         state_normed = normed(layer.hidden_norm.weight, state, made.norm_eps)
         embedded = normed(layer.input_layernorm.weight, table[token], made.norm_eps)
         both = torch.cat([embedded, state_normed])
-        attention = layer.self_attn
+        attention: Any = layer.self_attn
         q, k, v = (
             (projection.weight @ both).split(made.head_dim)
             for projection in (attention.q_proj, attention.k_proj, attention.v_proj)

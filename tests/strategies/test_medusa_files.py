@@ -56,7 +56,7 @@ def tensors(count: int, layers: int, *, vllm: bool = False) -> dict[str, torch.T
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator) * 0.3
 
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for head in range(count):
         if layers:
             block = f"blocks.{head}.layers.0" if vllm else f"{head}.0.linear"
@@ -103,7 +103,7 @@ def test_they_draft_by_their_folder_and_the_text_is_the_targets(tmp_path: Path) 
     policy = create("policies", "chain", {"length": 2, "law": "top-k"})
     decoder = SpeculativeDecoder(target(), str(folder), policy, create("verifiers", "greedy"))
     prompt = torch.tensor([[3, 5, 7, 2]])
-    text = decoder.generate(prompt, max_new_tokens=12)
+    text: Any = decoder.generate(prompt, max_new_tokens=12)
     assert torch.equal(text, target().generate(prompt, max_new_tokens=12, do_sample=False))
 
 

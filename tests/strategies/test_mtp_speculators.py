@@ -81,7 +81,7 @@ def test_it_drafts_and_the_text_is_the_targets(tmp_path: Path) -> None:
     policy = create("policies", "chain", {"length": 3, "law": "top-k"})
     decoder = SpeculativeDecoder(model, str(folder), policy, create("verifiers", "greedy"))
     prompt = torch.tensor([[3, 5, 7, 2]])
-    text = decoder.generate(prompt, max_new_tokens=8)
+    text: Any = decoder.generate(prompt, max_new_tokens=8)
     assert torch.equal(text, model.generate(prompt, max_new_tokens=8, do_sample=False))
 
 

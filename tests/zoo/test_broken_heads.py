@@ -222,8 +222,8 @@ def test_a_p_eagle_head_over_a_known_text_guesses_what_it_drafts() -> None:
 def test_the_settings_of_a_p_eagle_head(tmp_path: Path) -> None:
     head = test_p_eagle.random_head(test_p_eagle.KINDS["plain"])
     save_peagle(head, tmp_path, target="big")
-    again = load_for(tmp_path, load(test_p_eagle.target()))
-    found = {setting.name: setting.head for setting in settings(again, test_p_eagle.target())}
+    again: Any = load_for(tmp_path, load(test_p_eagle.target()))
+    found: dict[str, Any] = {setting.name: setting.head for setting in settings(again, test_p_eagle.target())}
     assert found["as configured"] is again
     assert found["norm_before_residual true"].head.midlayer.norm_before_residual
     assert found["mask_token_id 22"].config.mask_token_id == 22
