@@ -13,19 +13,20 @@ from draftwood.zoo.heads.convert import converted
 
 
 def convert_head(
-    head: Annotated[str, typer.Argument(help="Folder, or hub name, with config.json and pytorch_model.bin.")],
+    head: Annotated[str, typer.Argument(help="Folder, or hub name, with config.json and pickled weights.")],
     out: Annotated[Path, typer.Argument(help="A new folder for what is written.")],
 ) -> None:
     """Make safetensors of a head's pickled weights.
 
-    A pickle can run code when it is read. This reads pytorch_model.bin with torch.load(weights_only=True),
-    which refuses all but plain tensors, writes them to OUT under the same names, and copies config.json.
+    A pickle can run code when it is read. This reads pytorch_model.bin, or Medusa's medusa_lm_head.pt, with
+    torch.load(weights_only=True), which refuses all but plain tensors, writes them to OUT under the same
+    names, and copies config.json.
 
     \b
     Examples:
       draftwood convert-head EAGLE3-head/ head/
     """
     count = converted(head, out)
-    to_stderr(f"{out}: {count} tensors of {head}'s pytorch_model.bin, read without running code in it.")
+    to_stderr(f"{out}: {count} tensors of {head}'s pickle, read without running code in it.")
     if models.drafter_of(str(out)) is None:
         to_stderr(f"{out} does not look like a head that draftwood reads; its config.json is not of one.")

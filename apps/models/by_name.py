@@ -262,7 +262,7 @@ def drafter_of(name: str) -> tuple[str, dict[str, Any]] | None:
     that holds a head, like the zoo's heads, is for the drafter whose `reads` says so.
     """
     if (found := named_head(locate(name))) is not None:
-        return found.drafter, {"head": str(found.head)}
+        return found.drafter, {found.option: str(found.head)}
     if Path(locate(name)).is_dir():
         return None
     known = name != "model" and name in registry.names("drafters")

@@ -25,8 +25,13 @@ class NamedHead:
 
     def drafter_for(self, target: StateBackend) -> Drafter:
         """Returns the drafter over this head on `target`; raises as that drafter does."""
-        made: Drafter = registry.create("drafters", self.drafter, {"target": target, "head": self.head})
+        made: Drafter = registry.create("drafters", self.drafter, {"target": target, self.option: self.head})
         return made
+
+    @property
+    def option(self) -> str:
+        """The option by which the drafter takes the head: Medusa has several."""
+        return "head" if "head" in registry.options("drafters", self.drafter) else "heads"
 
 
 def named_head(head: Any) -> NamedHead | None:

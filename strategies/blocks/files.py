@@ -14,6 +14,7 @@ from draftwood.strategies.blocks import speculators, zlab
 from draftwood.strategies.blocks.config import BlockConfig
 from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.heads.files import check_no_model, read_description, read_tensors, write_head
+from draftwood.strategies.heads.formats import NOT_OURS
 from draftwood.strategies.heads.sizes import check_held
 from draftwood.strategies.heads.vocabulary import maps_of, target_ids_of
 
@@ -45,7 +46,7 @@ def load_block(folder: str | PathLike[str]) -> BlockHead:
     """
     where = repr(str(folder))
     check_no_model(folder)
-    description, stored = read_description(folder), read_tensors(folder)
+    description, stored = read_description(folder), _with_usual_names(read_tensors(folder))
     format_ = speculators if "speculators_model_type" in description else zlab
     config: BlockConfig = format_.described(description, stored, where)
     check_held(config.sizes, stored, vocabulary=config.vocab_size, where=where)
@@ -61,6 +62,32 @@ def load_block(folder: str | PathLike[str]) -> BlockHead:
     _check(stored, head.state_dict(), where)
     head.load_state_dict(stored, assign=True)
     return head.eval()
+
+
+# What ModelOpt and TorchSpec call some parts, and what it is called here.
+_RENAMED = {
+    "markov_w1.": "markov_head.markov_w1.",
+    "markov_w2.": "markov_head.markov_w2.",
+    "gate_proj.": "markov_head.gate_proj.",
+    "joint_proj.": "markov_head.joint_proj.",
+    "confidence_proj.": "confidence_head.proj.",
+    "context_proj.": "fc.",
+    "context_norm.": "hidden_norm.",
+    "final_norm.": "norm.",
+}
+
+
+def _with_usual_names(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns tensors by the names that most makers use, without those that no drafter computes with."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in stored.items():
+        if not name.endswith(NOT_OURS):
+            theirs = next((begin for begin in _RENAMED if name.startswith(begin)), "")
+            found[_RENAMED.get(theirs, "") + name.removeprefix(theirs)] = tensor
+    confidence = found.get("confidence_head.proj.weight")
+    if confidence is not None:  # some makers' has no bias
+        found.setdefault("confidence_head.proj.bias", confidence.new_zeros(1))
+    return found
 
 
 def save_block(

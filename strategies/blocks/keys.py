@@ -10,8 +10,11 @@ from draftwood.strategies.blocks.config import FULL, MARKOV, SLIDING, Markov
 from draftwood.strategies.heads.keys import switch, whole_number
 
 MARKOV_KEYS = frozenset(
-    {"confidence_head_with_markov", "enable_confidence_head", "markov_head_type", "markov_rank"}
-)
+    {
+        "confidence_head_with_markov", "enable_confidence_head", "markov_head_type", "markov_rank",
+        "use_confidence_head",
+    }
+)  # fmt: skip
 TIED: Mapping[str, tuple[Any, ...]] = {
     # Tensors say whether there is an output head: without one it is the target's, tied there or not.
     "tie_word_embeddings": (False, True, None),
@@ -19,6 +22,7 @@ TIED: Mapping[str, tuple[Any, ...]] = {
     "qkv_bias": (False, None),
 }
 OTHER_CLASSES: Mapping[str, str] = {
+    "dflare": "projections of the context and weights of its layers as DFlare has them",
     "dflash2": "the layers of DFlash 2",
     "dflash-2": "the layers of DFlash 2",
     "gemma": "Gemma's norms and scales",
@@ -88,8 +92,10 @@ def markov(
     kind: Markov = described.get("markov_head_type") or "vanilla"
     if kind not in MARKOV:
         raise InvalidInput(f"markov_head_type is {kind!r:.60} in {where}; {', '.join(MARKOV)} are served.")
-    there = switch(described, "enable_confidence_head", where=where, default=confidence)
-    with_markov = switch(described, "confidence_head_with_markov", where=where, default=beside)
+    # ModelOpt's name for it; its head always reads the correction too.
+    other = switch(described, "use_confidence_head", where=where)
+    there = switch(described, "enable_confidence_head", where=where, default=confidence or other)
+    with_markov = switch(described, "confidence_head_with_markov", where=where, default=beside or other)
     return {
         "markov_rank": told,
         "markov_type": kind,

@@ -23,9 +23,9 @@ from draftwood.strategies.heads.sizes import check_layers
 _ANYWHERE = (
     keys.MARKOV_KEYS
     | keys.GRU_KEYS
-    | {"block_size", "mask_token_id", "num_target_layers", "target_layer_ids"}
+    | {"block_size", "mask_token_id", "num_target_layers", "target_hidden_size", "target_layer_ids"}
+    | {"target_num_hidden_layers"}
 )
-_ANYWHERE |= {"target_hidden_size"}
 _OUTER = Table(
     read=(LAYER_KEYS - keys.TIED.keys()) | _ANYWHERE | {"dflash_config", "draft_vocab_size", "is_causal"},
     only=keys.TIED,
@@ -36,8 +36,16 @@ _INNER = Table(
     only={"projector_type": ("dspark", "dflash", "domino", None)},
     kind="block drafters",
 )
-_LIKE_QWEN3 = ("llama", "qwen2", "qwen3", "qwen3_moe")
-_CLASSES = ("DFlashDraftModel", "DominoDraftModel", "DSparkDraftModel", "Qwen3DSparkModel")
+_LIKE_QWEN3 = ("dflash", "llama", "qwen2", "qwen3", "qwen3_moe")
+_CLASSES = (
+    "DFlashDraftModel",
+    "DominoDraftModel",
+    "DSparkDraftModel",
+    "Qwen3DSparkModel",
+    "QwenDFlashDraftModel",
+)
+_LAYERS_OF_TARGET = "target_num_hidden_layers"
+_OF_MODELOPT = {"shift_label"}
 _USUAL = {"rms_norm_eps": 1e-6, "max_position_embeddings": 32768}
 
 
@@ -63,23 +71,38 @@ def described(description: Mapping[str, Any], tensors: Collection[str], where: s
     layer = described_layer({**_USUAL, **told}, where=where, types=types or (FULL,))
     width, vocabulary = layer["hidden_size"], layer["vocab_size"]
     taps_told = both.get("target_layer_ids") is not None
+    # TorchSpec's key; its num_target_layers is the number of taps.
+    of_target = "num_target_layers" if both.get(_LAYERS_OF_TARGET) is None else _LAYERS_OF_TARGET
     target_layers = (
-        None
-        if taps_told and both.get("num_target_layers") is None
-        else whole_number(both, "num_target_layers", where=where)
+        None if taps_told and both.get(of_target) is None else whole_number(both, of_target, where=where)
     )
     corrected = keys.markov(both, width, where, rank=0, confidence=False, beside=False)
     kinds = {str(inner.get("projector_type")), *_kinds(description)}
     if "domino" in kinds:
         corrected |= keys.gru(both, where)
-    elif found := keys.GRU_KEYS & both.keys():
+    elif found := keys.GRU_KEYS & both.keys() - (_OF_MODELOPT if "dspark" in kinds else set()):
         raise InvalidInput(
             f"{where} has the key {min(found)!r}, which is one of Domino drafters, and does not say that it "
             "is one (projector_type); copy its description again."
         )
     else:
+        if not switch(both, "shift_label", where=where, default=True):
+            raise InvalidInput(
+                f"shift_label is False in {where}, which describes a DSpark drafter; those whose root's slot "
+                "guesses are read, so use another."
+            )
         # DSpark draws the first token from the root's slot, and DFlash from the first mask's.
         corrected["root_guesses"] = "dspark" in kinds or corrected["markov_rank"] > 0
+    taps = _taps(both.get("target_layer_ids"), layers, target_layers, where)
+    if of_target == _LAYERS_OF_TARGET and both.get("num_target_layers") not in (
+        None,
+        len(taps),
+        target_layers,
+    ):
+        raise InvalidInput(
+            f"num_target_layers is {both['num_target_layers']!r:.20} in {where}, which taps {len(taps)} of "
+            f"{target_layers} layers; copy its description again."
+        )
     proposed = whole_number(description, "draft_vocab_size", where=where, default=vocabulary)
     if proposed != vocabulary:
         raise InvalidInput(
@@ -91,7 +114,7 @@ def described(description: Mapping[str, Any], tensors: Collection[str], where: s
         **layer,
         target_hidden_size=None if features == width else features,
         target_layers=target_layers,
-        taps=_taps(both.get("target_layer_ids"), layers, target_layers, where),
+        taps=taps,
         block_size=whole_number(both, "block_size", where=where),
         mask_token_id=keys.mask_token(both, vocabulary, where),
         causal=_causal(description, inner, types, layers, where),
@@ -192,10 +215,19 @@ def _causal(
     layers: int,
     where: str,
 ) -> tuple[bool, ...]:
-    """`is_causal`, else `causal` or JetSpec's `causal_head` for all layers, else those of a window alone."""
-    for table, key in ((described, "is_causal"), (inner, "causal"), (inner, "causal_head")):
-        if table.get(key) is not None:
-            return (switch(table, key, where=where),) * layers
+    """Returns `is_causal`, else `causal` or JetSpec's `causal_head`, for all layers; else windowed ones."""
+    told = {
+        key: switch(table, key, where=where)
+        for table, key in ((described, "is_causal"), (inner, "causal"), (inner, "causal_head"))
+        if table.get(key) is not None
+    }
+    if {"causal", "causal_head"} <= told.keys() and told["causal"] != told["causal_head"]:
+        raise InvalidInput(
+            f"causal is {told['causal']} and causal_head {told['causal_head']} in dflash_config of {where}; "
+            "copy its description again."
+        )
+    if told:
+        return (next(iter(told.values())),) * layers
     return tuple(kind == SLIDING for kind in types or [FULL] * layers)
 
 

@@ -20,6 +20,8 @@ from draftwood.base.errors import UnsupportedModel
 from draftwood.base.whole_files import write_by, write_json
 from draftwood.strategies.drafters.depth_marginals import DepthMarginals
 from draftwood.strategies.drafters.target import as_target
+from draftwood.strategies.heads.found import described_in, folder_of
+from draftwood.strategies.heads.medusa import is_medusa, read_medusa
 
 WEIGHTS, DESCRIPTION = "heads.safetensors", "heads.json"
 FORMAT, VERSION = "draftwood-heads", 1
@@ -77,12 +79,22 @@ def save_heads(heads: Heads, folder: str | PathLike[str], *, target: str) -> Non
 
 
 def load_heads(folder: str | PathLike[str]) -> Heads:
-    """The heads that `save_heads` wrote, in the dtype in which they are stored.
+    """Returns the heads in a folder, in the dtype in which they are stored.
+
+    Args:
+        folder: one that `save_heads` wrote, or published heads (FasterDecoding's or vLLM's files).
 
     Raises:
         InvalidInput: a file that is missing or corrupt, or weights that do not fit the description.
     """
     folder = Path(folder)
+    if is_medusa(folder):
+        published = read_medusa(folder)
+        with torch.device("meta"):
+            count, vocabulary, width = published["output"].shape
+            heads = Heads(count, width, vocabulary)
+        heads.load_state_dict(published, assign=True)
+        return heads
     for name in (DESCRIPTION, WEIGHTS):
         if not (folder / name).is_file():
             raise InvalidInput(f"There is no {name} in {str(folder)!r}; name a folder with trained heads.")
@@ -127,7 +139,7 @@ def _check_version(folder: Path, description: Any) -> None:
 
 
 def _as_heads(heads: Any) -> Heads:
-    return load_heads(heads) if isinstance(heads, str | PathLike) else heads
+    return load_heads(folder_of(heads)) if isinstance(heads, str | PathLike) else heads
 
 
 @attrs.define(eq=False)
@@ -142,7 +154,8 @@ class MedusaHeads(DepthMarginals):
 
     Attributes:
         target: a backend that declares its `feature_layers`. It must have no rows yet.
-        heads: a folder that `save_heads` wrote, or the module; it goes to the target's device and dtype.
+        heads: a folder that `save_heads` wrote, a folder or hub name with published heads, or the module; it
+            goes to the target's device and dtype.
 
     Raises:
         UnsupportedModel: the target declares that it gives no features.
@@ -174,6 +187,11 @@ class MedusaHeads(DepthMarginals):
                     "this target."
                 )
         self.target.keep_features([self.target.feature_layers], last=1)
+
+    @staticmethod
+    def reads(head: Any) -> bool:
+        """Returns whether `head` is one for it, readable or not: a module, a folder or a hub name."""
+        return isinstance(head, Heads) or (isinstance(head, str | PathLike) and is_medusa(described_in(head)))
 
     @property
     def vocab_size(self) -> int:  # type: ignore[override]

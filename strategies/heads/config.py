@@ -23,6 +23,44 @@ def before_norm(taps: Iterable[int], layers: int) -> tuple[int, ...]:
 
 
 @attrs.frozen(kw_only=True)
+class Latent:
+    """Sizes of latent attention (DeepSeek-V2, section 2.1).
+
+    Attributes:
+        query_rank: width of the narrow state that queries are made of; None: they are made directly.
+        rank: width of the narrow state that keys and values are made of.
+        plain_dim: numbers of a query or key that are not rotated.
+        rope_dim: numbers that are.
+        value_dim: of a value.
+        interleaved: neighbouring numbers turn together, rather than those half of `rope_dim` apart.
+    """
+
+    query_rank: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
+    rank: int = attrs.field(validator=at_least(1))
+    plain_dim: int = attrs.field(validator=at_least(0))
+    rope_dim: int = attrs.field(validator=at_least(2))
+    value_dim: int = attrs.field(validator=at_least(1))
+    interleaved: bool = True
+
+    @property
+    def key_dim(self) -> int:
+        """Numbers of a query or key."""
+        return self.plain_dim + self.rope_dim
+
+
+def latent_keys(latent: Latent) -> dict[str, int]:
+    """Returns the sizes of latent attention by the keys of descriptions."""
+    queries = {} if latent.query_rank is None else {"q_lora_rank": latent.query_rank}
+    return {
+        **queries,
+        "kv_lora_rank": latent.rank,
+        "qk_nope_head_dim": latent.plain_dim,
+        "qk_rope_head_dim": latent.rope_dim,
+        "v_head_dim": latent.value_dim,
+    }
+
+
+@attrs.frozen(kw_only=True)
 class Eagle3Config:
     """Sizes and switches of an EAGLE-3 head.
 
@@ -35,6 +73,8 @@ class Eagle3Config:
         key_value_heads: of keys and values; divides `attention_heads`.
         head_dim: of each.
         intermediate_size: of the MLP.
+        layers: decoder layers; those after the first are ordinary ones.
+        latent: sizes of latent attention, which then replaces `key_value_heads` and `head_dim`.
         norm_eps: of all RMS norms.
         rope: transformers' `rope_parameters`.
         max_positions: what its file says it was made for; None where it does not say.
@@ -59,6 +99,8 @@ class Eagle3Config:
     key_value_heads: int = attrs.field(validator=at_least(1))
     head_dim: int = attrs.field(validator=at_least(2))
     intermediate_size: int = attrs.field(validator=at_least(1))
+    layers: int = attrs.field(default=1, validator=at_least(1))
+    latent: Latent | None = None
     norm_eps: float = 1e-6
     rope: Mapping[str, Any] = attrs.field(factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
     max_positions: int | None = None
@@ -79,8 +121,13 @@ class Eagle3Config:
                 f"The head has {self.attention_heads} query heads and {self.key_value_heads} of keys, which "
                 "do not divide them."
             )
-        if self.head_dim % 2:
-            raise InvalidInput(f"The head's head_dim is {self.head_dim}; a rotation needs an even one.")
+        if self.rotated_dim % 2:
+            raise InvalidInput(f"The head's head_dim is {self.rotated_dim}; a rotation needs an even one.")
+        if self.latent is not None and (self.attention_bias or self.query_key_norm or self.output_bias):
+            raise InvalidInput(
+                "The head has latent attention, and biases or norms of queries and keys as well; its config "
+                "is wrong in one of them."
+            )
         if self.norm_before_fc and self.fc_norm:
             raise InvalidInput(
                 "The head has norm_before_fc and fc_norm, which exclude each other; its config is wrong in "
@@ -121,9 +168,24 @@ class Eagle3Config:
             "draft_vocab_size": self.draft_vocab_size,
             "num_attention_heads": self.attention_heads,
             "num_key_value_heads": self.key_value_heads,
-            "head_dim": self.head_dim,
+            "head_dim": self.rotated_dim,
             "intermediate_size": self.intermediate_size,
+            **({} if self.latent is None else latent_keys(self.latent)),
         }
+
+    @property
+    def rotated_dim(self) -> int:
+        """Numbers of a query or key that a whole rotation turns."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
+    @property
+    def kept(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Keys and values that are kept of a pair in all layers: how many, and how wide."""
+        if self.latent is None:
+            each = self.layers * self.key_value_heads, self.head_dim
+            return each, each
+        count = self.layers * self.attention_heads
+        return (count, self.latent.key_dim), (count, self.latent.value_dim)
 
     @property
     def tap_count(self) -> int:

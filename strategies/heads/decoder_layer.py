@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from re import compile as pattern
 from typing import Any
 
 from draftwood import InvalidInput
-from draftwood.strategies.heads.keys import whole_number
+from draftwood.strategies.heads.config import Latent
+from draftwood.strategies.heads.keys import merged, switch, whole_number
 from draftwood.strategies.heads.rope import rope_parameters
+from draftwood.strategies.heads.sizes import check_layers
+
+_NUMBERED = pattern(r"layers\.(\d+)\.")
 
 LAYER_KEYS = frozenset(
     {
-        "attention_bias", "head_dim", "hidden_size", "intermediate_size", "layer_types",
+        "attention_bias", "attention_head_dim", "head_dim", "hidden_size", "intermediate_size", "layer_types",
         "max_position_embeddings", "max_window_layers", "num_attention_heads", "num_hidden_layers",
         "num_key_value_heads", "partial_rotary_factor", "qkv_bias", "rms_norm_eps", "rope_parameters",
         "rope_scaling", "rope_theta", "sliding_window", "tie_word_embeddings", "use_sliding_window",
@@ -38,6 +43,12 @@ def described_layer(
         whole_number(layer, key, where=where)
         for key in ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
     )
+    dim = whole_number(
+        merged(layer, {"head_dim": layer.get("attention_head_dim")}, ("head_dim",), where=where),
+        "head_dim",
+        where=where,
+        default=max(hidden // heads, 1),
+    )
     longest = layer.get("max_position_embeddings")
     if longest is not None:
         longest = whole_number(layer, "max_position_embeddings", where=where)
@@ -49,7 +60,7 @@ def described_layer(
         "vocab_size": vocabulary,
         "attention_heads": heads,
         "key_value_heads": whole_number(layer, "num_key_value_heads", where=where, default=heads),
-        "head_dim": whole_number(layer, "head_dim", where=where, default=max(hidden // heads, 1)),
+        "head_dim": dim,
         "intermediate_size": inner,
         "norm_eps": float(epsilon),
         "rope": rope_parameters(layer, where=where, longest=longest, types=types),
@@ -57,13 +68,62 @@ def described_layer(
     }
 
 
-def check_one_layer(layer: Mapping[str, Any], *, where: str) -> None:
-    """Refuse a head of several layers, each of which would keep keys of its own."""
-    if (layers := layer.get("num_hidden_layers", 1)) != 1:
+def layer_count(layer: Mapping[str, Any], tensors: Collection[str], *, where: str) -> int:
+    """Returns how many layers a head has.
+
+    Some makers build one layer whatever `num_hidden_layers` says, which they copy from the target; they call
+    it `midlayer`, and number the layers of a head that has several.
+
+    Raises:
+        InvalidInput: the tensors have another number of layers.
+    """
+    told = whole_number(layer, "num_hidden_layers", where=where, default=1)
+    found = {int(match[1]) for name in tensors if (match := _NUMBERED.match(name))}
+    if not found:
+        return 1
+    check_layers(told, tensors, where)
+    if max(found) + 1 != told:
         raise InvalidInput(
-            f"The head in {where} has {layers!r:.20} layers; EAGLE-3 heads of one are read, since further "
-            "layers would keep keys of their own."
+            f"num_hidden_layers is {told} in {where}, but its weights are of {max(found) + 1} layer(s); "
+            "one of them is another head's."
         )
+    return told
+
+
+LATENT_KEYS = frozenset(
+    {"kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "rope_interleave", "v_head_dim"}
+)
+"""Keys of latent attention."""
+
+
+def is_latent(tensors: Collection[str], prefix: str) -> bool:
+    """Returns whether the layer whose tensors' names begin with `prefix` has latent attention."""
+    return f"{prefix}self_attn.kv_a_proj_with_mqa.weight" in tensors
+
+
+def latent(layer: Mapping[str, Any], tensors: Collection[str], prefix: str, *, where: str) -> Latent | None:
+    """Returns the sizes of latent attention; None where the layer named by `prefix` has none.
+
+    Raises:
+        InvalidInput: a size that is missing, or a bias.
+    """
+    if not is_latent(tensors, prefix):
+        return None
+    if layer.get("attention_bias"):
+        raise InvalidInput(
+            f"attention_bias is {layer['attention_bias']!r:.20} in {where}; latent attention is read without "
+            "biases: use another head."
+        )
+    queries = layer.get("q_lora_rank")
+    plain = layer.get("qk_nope_head_dim")
+    return Latent(
+        query_rank=None if queries is None else whole_number(layer, "q_lora_rank", where=where),
+        rank=whole_number(layer, "kv_lora_rank", where=where),
+        plain_dim=0 if plain == 0 else whole_number(layer, "qk_nope_head_dim", where=where),
+        rope_dim=whole_number(layer, "qk_rope_head_dim", where=where),
+        value_dim=whole_number(layer, "v_head_dim", where=where),
+        interleaved=switch(layer, "rope_interleave", where=where, default=True),
+    )
 
 
 def check_no_window(layer: Mapping[str, Any], *, where: str) -> None:

@@ -1,4 +1,4 @@
-"""The EAGLE-3 head: one decoder layer over a token's embedding and a state."""
+"""The EAGLE-3 head: decoder layers over a token's embedding and a state."""
 
 from __future__ import annotations
 
@@ -6,103 +6,14 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import Embedding, Linear, Module, ModuleList, Parameter
-from torch.nn.functional import silu
+from torch.nn import Embedding, Linear, Module, ModuleList
 
 from draftwood import InvalidInput
 from draftwood.strategies.heads.config import Eagle3Config
+from draftwood.strategies.heads.layers import FirstLayer, PlainLayer, RMSNorm, Turn
 from draftwood.strategies.heads.pairs import HeadsAndWidth, PairAttention
 from draftwood.strategies.heads.rope import frequencies, rotated
 from draftwood.strategies.heads.vocabulary import check_target_ids, is_everything
-
-Turn = Callable[[Tensor], Tensor]
-"""Rotates queries or keys `[rows, n, heads, dim]` to their positions."""
-
-
-class RMSNorm(Module):
-    """`weight * x / sqrt(mean(x ** 2) + eps)`, the mean in float32 at least."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, states: Tensor) -> Tensor:
-        wide = states if states.dtype == torch.float64 else states.float()
-        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * scaled.to(states.dtype)
-
-
-class Attention(Module):
-    """Projections of states of the width `wide`; the attention itself is the caller's."""
-
-    def __init__(self, config: Eagle3Config, wide: int) -> None:
-        super().__init__()
-        dim = config.head_dim
-        self.dim = dim
-        bias = config.attention_bias
-        self.q_proj = Linear(wide, config.attention_heads * dim, bias=bias)
-        self.k_proj = Linear(wide, config.key_value_heads * dim, bias=bias)
-        self.v_proj = Linear(wide, config.key_value_heads * dim, bias=bias)
-        self.o_proj = Linear(config.attention_heads * dim, config.hidden_size, bias=config.output_bias)
-        self.q_norm = RMSNorm(dim, config.norm_eps) if config.query_key_norm else None
-        self.k_norm = RMSNorm(dim, config.norm_eps) if config.query_key_norm else None
-
-    def forward(self, states: Tensor, turn: Turn, attention: PairAttention) -> Tensor:
-        queries = self.q_proj(states).unflatten(-1, (-1, self.dim))
-        if self.q_norm is not None:
-            queries = self.q_norm(queries)
-        own = [some.transpose(1, 2) for some in (turn(queries), *self.keys_values(states, turn))]
-        seen = attention.attend(own[0], *attention.hold(own[1], own[2]), self.dim**-0.5)
-        attended: Tensor = self.o_proj(seen.flatten(2))
-        return attended
-
-    def keys_values(self, states: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
-        keys, values = (
-            projection(states).unflatten(-1, (-1, self.dim)) for projection in (self.k_proj, self.v_proj)
-        )
-        return turn(keys if self.k_norm is None else self.k_norm(keys)), values
-
-
-class MLP(Module):
-    def __init__(self, config: Eagle3Config) -> None:
-        super().__init__()
-        inner = config.intermediate_size
-        self.gate_proj = Linear(config.hidden_size, inner, bias=False)
-        self.up_proj = Linear(config.hidden_size, inner, bias=False)
-        self.down_proj = Linear(inner, config.hidden_size, bias=False)
-
-    def forward(self, states: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(silu(self.gate_proj(states)) * self.up_proj(states))
-        return out
-
-
-class Layer(Module):
-    """The head's decoder layer, whose first norms are of the embedding and of the state apart."""
-
-    def __init__(self, config: Eagle3Config) -> None:
-        super().__init__()
-        width, eps = config.hidden_size, config.norm_eps
-        self.hidden_norm, self.input_layernorm, self.post_attention_layernorm = (
-            RMSNorm(width, eps) for _ in range(3)
-        )
-        self.self_attn = Attention(config, 2 * width)
-        self.mlp = MLP(config)
-        self.norm_before_residual = config.norm_before_residual
-
-    def forward(self, embeddings: Tensor, states: Tensor, turn: Turn, attention: PairAttention) -> Tensor:
-        both, normed = self._normed(embeddings, states)
-        residual = normed if self.norm_before_residual else states
-        out: Tensor = residual + self.self_attn(both, turn, attention)
-        more: Tensor = self.mlp(self.post_attention_layernorm(out))
-        return out + more
-
-    def keys_values(self, embeddings: Tensor, states: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
-        return self.self_attn.keys_values(self._normed(embeddings, states)[0], turn)
-
-    def _normed(self, embeddings: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        normed: Tensor = self.hidden_norm(states)
-        return torch.cat([self.input_layernorm(embeddings), normed], -1), normed
 
 
 class Eagle3Head(Module):
@@ -130,7 +41,8 @@ class Eagle3Head(Module):
         self.config = config
         width, features = config.hidden_size, config.tap_count * config.target_hidden_size
         self.fc = Linear(features, width, bias=False)
-        self.midlayer = Layer(config)
+        self.midlayer = FirstLayer(config)
+        self.more = ModuleList(PlainLayer(config) for _ in range(config.layers - 1))
         self.norm = RMSNorm(width, config.norm_eps)
         self.lm_head = Linear(width, config.draft_vocab_size, bias=False) if config.own_head else None
         # No module of this one: the target's output head is the target's.
@@ -144,7 +56,7 @@ class Eagle3Head(Module):
         )
         with torch.device("cpu"):  # also where the weights are on none yet
             self.inverse, self.rope_scale = frequencies(
-                config.rope, head_dim=config.head_dim, longest=config.max_positions
+                config.rope, head_dim=config.rotated_dim, longest=config.max_positions
             )
             ids = torch.arange(config.draft_vocab_size) if target_ids is None else target_ids.long()
             check_target_ids(ids, proposed=config.draft_vocab_size, vocabulary=config.vocab_size)
@@ -171,8 +83,12 @@ class Eagle3Head(Module):
 
     @property
     def kept(self) -> tuple[HeadsAndWidth, HeadsAndWidth]:
-        each = self.config.key_value_heads, self.config.head_dim
-        return each, each
+        return self.config.kept
+
+    @property
+    def text_attends(self) -> bool:
+        """Whether what is kept of a pair depends on the pairs before it: it has several layers."""
+        return self.config.layers > 1
 
     @property
     def max_positions(self) -> int | None:
@@ -194,12 +110,15 @@ class Eagle3Head(Module):
         return states
 
     def step(self, embeddings: Tensor, states: Tensor, positions: Tensor, attention: PairAttention) -> Tensor:
-        """Returns the layer's outputs for pairs; see `PairHead.step`."""
-        out: Tensor = self.midlayer(embeddings, states, self.turn(positions), attention)
+        """Returns the last layer's outputs for pairs; see `PairHead.step`."""
+        turn = self.turn(positions)
+        out: Tensor = self.midlayer(embeddings, states, turn, attention)
+        for number, layer in enumerate(self.more, 1):
+            out = layer(out, turn, attention, number=number)
         return out
 
     def keys_values(self, embeddings: Tensor, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The rotated keys, and values, of pairs; see `PairHead.keys_values`."""
+        """Returns the rotated keys, and values, of pairs in the first layer; see `PairHead.keys_values`."""
         return self.midlayer.keys_values(embeddings, states, self.turn(positions))
 
     def turn(self, positions: Tensor) -> Turn:

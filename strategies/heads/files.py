@@ -51,6 +51,34 @@ def read_named(folder: str | PathLike[str], wanted: Callable[[str], bool]) -> di
     return tensors
 
 
+def read_file(folder: str | PathLike[str], name: str) -> dict[str, Tensor]:
+    """Returns all tensors of one file of safetensors.
+
+    Raises:
+        InvalidInput: it is corrupt.
+    """
+    return _opened(
+        Path(folder),
+        name,
+        lambda stored: {key: stored.get_tensor(key) for key in stored.keys()},  # noqa: SIM118
+    )
+
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def check_floats(tensors: Mapping[str, Tensor], where: str) -> None:
+    """Refuse tensors that are no floats of 16 bits or more, by name.
+
+    Raises:
+        InvalidInput: such a tensor.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in FLOATS:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise InvalidInput(f"{name} in {where} is {kind}; heads in float16, bfloat16 or more are read.")
+
+
 # What tensors of language models begin with, and those of no head.
 _OF_MODELS = ("model.layers.", "transformer.h.", "backbone.layers.")
 _OF_HEADS = ("fc.weight", "hidden_norm.weight")
@@ -107,13 +135,17 @@ def files_of_index(folder: Path, wanted: Callable[[str], bool] = lambda _: True)
 
 
 def write_head(
-    folder: str | PathLike[str], description: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    folder: str | PathLike[str],
+    description: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    *,
+    weights: str = WEIGHTS,
 ) -> None:
-    """Write `config.json` and `model.safetensors`, the tensors in the dtypes that they have."""
+    """Write `config.json` and the file `weights`, the tensors in the dtypes that they have."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_by(folder / WEIGHTS, lambda part: save_file(weights, part, metadata={"format": "pt"}))
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_by(folder / weights, lambda part: save_file(whole, part, metadata={"format": "pt"}))
     write_json(folder / CONFIG, description)
 
 

@@ -15,14 +15,19 @@ from draftwood import InvalidInput
 from draftwood.strategies.heads import safeailab, speculators
 from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.eagle3 import Eagle3Head
-from draftwood.strategies.heads.files import check_no_model, read_description, read_tensors, write_head
+from draftwood.strategies.heads.files import (
+    check_floats,
+    check_no_model,
+    read_description,
+    read_tensors,
+    write_head,
+)
 from draftwood.strategies.heads.keys import named_classes, switch
 from draftwood.strategies.heads.sizes import check_held
 from draftwood.strategies.heads.vocabulary import maps_of, target_ids_of
 
 Format = Literal["safeailab", "speculators"]
 _FORMATS: dict[Format, ModuleType] = {"safeailab": safeailab, "speculators": speculators}
-_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def is_head(folder: str | PathLike[str]) -> bool:
@@ -36,7 +41,9 @@ def is_head(folder: str | PathLike[str]) -> bool:
     classes = [name.lower() for name in named_classes(description)]
     if any("peagle" in name for name in classes):
         return False
-    return any("eagle3" in name for name in classes) or "draft_vocab_size" in description
+    # EAGLE-1 and EAGLE-2 are told apart when a head is read.
+    named = any("eagle" in name for name in classes) or description.get("model_type") == "eagle"
+    return named or "draft_vocab_size" in description
 
 
 def load_head(folder: str | PathLike[str]) -> Eagle3Head:
@@ -51,6 +58,7 @@ def load_head(folder: str | PathLike[str]) -> Eagle3Head:
     description = read_description(folder)
     kind: Format = "speculators" if "speculators_model_type" in description else "safeailab"
     format_ = _FORMATS[kind]
+    _check_generation(description, where)
     check_no_model(folder)
     stored = with_usual_names(read_tensors(folder), where=where)
     _tie(description, stored, where)
@@ -65,10 +73,23 @@ def load_head(folder: str | PathLike[str]) -> Eagle3Head:
     )
     with torch.device("meta"):
         head = Eagle3Head(config, target_ids=target_ids)
-    layer = safeailab.prefix_of(stored) if kind == "safeailab" else speculators.LAYER
-    names = {_in_file(name, layer): name for name in head.state_dict()}
+    first = safeailab.prefix_of(stored) if kind == "safeailab" else speculators.LAYER
+    names = {in_file(name, first): name for name in head.state_dict()}
     load_weights(head, stored, names, where=where)
     return head
+
+
+def _check_generation(description: Mapping[str, Any], where: str) -> None:
+    """Refuse heads of EAGLE-1 and EAGLE-2, by their class."""
+    names = [name.lower() for name in named_classes(description)]
+    older = [name for name in names if "eagle" in name and "eagle3" not in name]
+    if description.get("speculators_model_type") is None and (
+        description.get("model_type") == "eagle" or (older and "draft_vocab_size" not in description)
+    ):
+        raise InvalidInput(
+            f"{where} describes a head of EAGLE-1 or EAGLE-2, which reads the target's last layer only; "
+            "EAGLE-3 heads are read, so use one of those."
+        )
 
 
 def _tie(description: Mapping[str, Any], stored: dict[str, Tensor], where: str) -> None:
@@ -80,19 +101,12 @@ def _tie(description: Mapping[str, Any], stored: dict[str, Tensor], where: str) 
     tables = (description, layer if isinstance(layer, dict) else {})
     told = any(switch(table, "tie_word_embeddings", where=where) for table in tables)
     table, output = stored.get("embed_tokens.weight"), stored.get("lm_head.weight")
-    if not told or table is None:
-        return
-    if output is None:
+    if told and table is not None and output is None:
         stored["lm_head.weight"] = table.clone()
-    elif output.shape == table.shape and not torch.equal(output, table):
-        raise InvalidInput(
-            f"tie_word_embeddings is true in {where}, and its embed_tokens.weight and lm_head.weight differ; "
-            "copy both files again."
-        )
 
 
 # Angles that follow from the description, and copies of the target's that training alone reads.
-_NOT_OURS = ("rotary_emb.inv_freq", "verifier_lm_head.weight", "verifier_norm.weight")
+NOT_OURS = ("rotary_emb.inv_freq", "verifier_lm_head.weight", "verifier_norm.weight")
 
 
 def with_usual_names(stored: Mapping[str, Tensor], *, where: str) -> dict[str, Tensor]:
@@ -106,7 +120,7 @@ def with_usual_names(stored: Mapping[str, Tensor], *, where: str) -> dict[str, T
     for name, tensor in stored.items():
         usual = name.removeprefix("model.") if nested else name
         usual = f"fc_norm.{usual.removeprefix('fc_norms.')}" if usual.startswith("fc_norms.") else usual
-        if usual.endswith(_NOT_OURS):
+        if usual.endswith(NOT_OURS):
             continue
         if usual in found:
             raise InvalidInput(f"{where} holds {usual} under two names; copy the head again.")
@@ -132,7 +146,9 @@ def save_head(
         raise InvalidInput(f"format is {format!r:.40}; give one of {', '.join(_FORMATS)}.")
     format_ = _FORMATS[format]
     description: dict[str, Any] = format_.description_of(head.config, target=target)
-    tensors = {_in_file(name, format_.LAYER): tensor for name, tensor in head.state_dict().items()}
+    # Files of several layers number all of them.
+    first = format_.LAYER if head.config.layers == 1 else speculators.LAYER
+    tensors = {in_file(name, first): tensor for name, tensor in head.state_dict().items()}
     if not head.all_tokens:
         tensors |= maps_of(head.target_ids, head.config.vocab_size)
     dtype = next(head.parameters()).dtype
@@ -158,8 +174,19 @@ def load_weights(head: Module, stored: dict[str, Tensor], names: Mapping[str, st
     head.eval()
 
 
-def _in_file(name: str, layer: str) -> str:
-    return layer + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name
+def in_file(name: str, first: str) -> str:
+    """Returns the name that files have for a parameter of an `Eagle3Head`.
+
+    Args:
+        name: of the parameter.
+        first: the beginning of the names of the first layer's tensors.
+    """
+    if name.startswith("midlayer."):
+        return first + name.removeprefix("midlayer.")
+    if name.startswith("more."):
+        _, number, rest = name.split(".", 2)
+        return f"layers.{int(number) + 1}.{rest}"
+    return name
 
 
 def _check_names(stored: Mapping[str, Tensor], names: Mapping[str, str], where: str) -> None:
@@ -182,14 +209,7 @@ def _check_tensors(stored: Mapping[str, Tensor], needed: Mapping[str, Tensor], w
                 f"{name} in {where} has the shape {tuple(tensor.shape)}, and the description says "
                 f"{tuple(needed[name].shape)}; one of them is another head's."
             )
-        if tensor.dtype not in _DTYPES:
-            raise InvalidInput(
-                f"{name} in {where} is {_kind(tensor)}; heads in float16, bfloat16 or more are read."
-            )
-
-
-def _kind(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    check_floats(stored, where)
 
 
 def _listed(names: list[str]) -> str:

@@ -9,13 +9,13 @@ from pathlib import Path
 from time import monotonic
 
 from draftwood import InvalidInput
-from draftwood.strategies.heads.files import CONFIG, INDEX, PICKLES, WEIGHTS, files_of_index
+from draftwood.strategies.heads.files import CONFIG, INDEX, PICKLES, files_of_index
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SECONDS = 60.0
 _missed: dict[str, float] = {}
 """When a repository could not be reached, by its name."""
-_FILES = ["*.json", "*.safetensors", "*.bin"]
+_FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]
 
 
 def described_in(name: str | PathLike[str]) -> Path:
@@ -60,7 +60,7 @@ def _is_hub_name(name: str | PathLike[str]) -> bool:
 
 def _is_whole(folder: Path) -> bool:
     """Whether weights are there, and all files of an index."""
-    if (folder / WEIGHTS).is_file():
+    if any(folder.glob("*.safetensors")) and not (folder / INDEX).is_file():
         return True
     if (folder / INDEX).is_file():
         return all((folder / file).is_file() for file in files_of_index(folder))

@@ -2,13 +2,14 @@
 
 Every key is one of three: it is read, it is accepted for some values only, or it is known to change nothing
 of what a trained head computes. Any other key is refused, since a program that drops a key in silence drops a
-norm or a mask.
+norm or a mask. A key that is null was not set.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
+from re import compile as pattern
 from typing import Any
 
 import attrs
@@ -40,10 +41,31 @@ WITHOUT_EFFECT = frozenset(
         "task_specific_params", "temperature", "tokenizer_class", "top_k", "top_p", "typical_p", "use_cache",
         "bad_words_ids", "chunk_size_feed_forward", "finetuning_task",
         # sizes of experts, and switches of other programs' memory
-        "decoder_sparse_step", "mlp_only_layers", "moe_intermediate_size", "norm_topk_prob", "num_experts",
-        "num_experts_per_tok", "tf_legacy_loss", "torchscript", "use_bfloat16",
+        "decoder_sparse_step", "ep_size", "first_k_dense_replace", "mlp_only_layers", "moe_intermediate_size",
+        "moe_layer_freq", "n_group", "n_routed_experts", "n_shared_experts", "norm_topk_prob", "num_experts",
+        "num_experts_per_tok", "num_local_experts", "num_nextn_predict_layers", "routed_scaling_factor",
+        "scoring_func", "shared_expert_intermediate_size", "tf_legacy_loss", "topk_group", "topk_method",
+        "torchscript", "use_bfloat16",
+        # heads that classify a text, and tokens of a target's tokenizer
+        "add_classification_head", "class_num", "cla_share_factor", "dense_list", "modal_type",
+        "org_vocab_size", "pool_type", "use_mrope",
+        # norms of queries and keys, and an output head, which the tensors show
+        "has_lm_head", "use_qk_norm",
     }
 )  # fmt: skip
+_NAMES = (
+    # tokens, but for masks
+    r"(?!.*(mask|noise|pard|ptd))\w+_token_(id|ids|index)|(image|im|mask_init|text|video|eod|pad)_(\w+_)?id",
+    # training
+    r"(\w+_)?(dropout|pdrop|initializer|init_std)(_\w+)?",
+    r"(\w+_)?(loss|learning_rate|lr|warmup|weight_decay|epochs?|optimizer|scheduler|gradient|seed|datasets?|"
+    r"wandb|checkpoint|checkpointing|batch_size|max_steps|train|training|trainer)(_\w+)?",
+    # names, versions, dtypes and ways of computing the same
+    r"_?\w*(version|revision|name_or_path|dtype|backend|attn_implementation|commit_hash)",
+    r"_?(comment|comments|description|notes?|license|author|tags|language|library_name|pipeline_tag|created_by)",
+)
+_WITHOUT_EFFECT = pattern("|".join(f"(?:{name})" for name in _NAMES))
+"""Names of keys that makers choose freely, for what changes nothing of what a trained head computes."""
 SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 """Norms that an EAGLE-3 head has or has not."""
 _NOTHING: tuple[Any, ...] = (None, False, [], {})
@@ -64,7 +86,11 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
     "pruned_heads": _NOTHING,
     "quantization_config": _NOTHING,
     "reuse_target_lm_head": (False, None),
+    "norm_type": ("rms", "rmsnorm", "rms_norm", None),
+    "position_embedding_type": ("rope", None),
     "sinks": _NOTHING,
+    "use_cla": (False, None),
+    "use_rotary_pos_emb": (True, None),
     "tie_encoder_decoder": _NOTHING,
     "use_input_layernorm_in_first_layer": (True, None),
     "use_aux_hidden_state": (True, None),
@@ -126,7 +152,7 @@ class Table:
                         f"{accepted[key][0]!r}, since other values change what the head computes: use "
                         "another head."
                     )
-            elif key not in WITHOUT_EFFECT and not _is_default(key, value):
+            elif not has_no_effect(key) and value is not None and not _is_default(key, value):
                 raise InvalidInput(self._unknown(key, where))
 
     def _unknown(self, key: str, where: str) -> str:
@@ -139,6 +165,11 @@ class Table:
             f"{where} has the key {key!r:.60}, which is not known here and may change what the head "
             "computes; use a head without it, or one whose keys docs/heads.md lists."
         )
+
+
+def has_no_effect(key: str) -> bool:
+    """Returns whether `key` is known to change nothing of what a trained head computes."""
+    return key in WITHOUT_EFFECT or _WITHOUT_EFFECT.fullmatch(key) is not None
 
 
 def _among(value: Any, accepted: tuple[Any, ...]) -> bool:

@@ -16,6 +16,8 @@ SCRATCH, TEXT = 64, 256
 class PairCache:
     """Slots of keys and values, each `[rows, heads, slots, width]` of its own heads and width.
 
+    Heads of a second layer follow the first layer's.
+
     The first `scratch` slots of a row are for drafted pairs, by request number; that of the root, whose pair
     belongs to the text, takes what pads a pass. Behind them lies one slot for every pair of the text.
     """
@@ -45,10 +47,12 @@ class PairCache:
         wide[:, :, scratch : scratch + self.text] = old[:, :, self.scratch :]
         return wide
 
-    def write(self, keys: Tensor, values: Tensor, rows: Tensor, slots: Tensor) -> None:
-        """Put `[..., heads, width]` at these `rows` and `slots`, each `[...]`."""
+    def write(
+        self, keys: Tensor, values: Tensor, rows: Tensor, slots: Tensor, *, heads: slice = slice(None)
+    ) -> None:
+        """Put `[..., heads, width]` at these `rows` and `slots`, each `[...]`, as these of the heads."""
         for held, new in ((self.keys, keys), (self.values, values)):
-            held.transpose(1, 2)[rows, slots] = new
+            held.transpose(1, 2)[rows, slots, heads] = new
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep these rows, and forget the others."""

@@ -18,6 +18,8 @@ from draftwood.strategies.padded import widened
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
+_TEXT_AT_ONCE = 512
+"""Pairs of a text that a pass reads where they attend to each other."""
 _PADS, _BEFORE_ROOT, _DRAFTED = range(3)
 """Of a row's states: what pads a pass, that which the root is paired with, and the first of drafted ones."""
 
@@ -38,10 +40,12 @@ class _Slots:
     places: Tensor
     mask: Tensor
 
-    def hold(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        self.cache.write(keys.transpose(1, 2), values.transpose(1, 2), self.rows, self.places)
+    def hold(self, keys: Tensor, values: Tensor, layer: int = 0) -> tuple[Tensor, Tensor]:
+        count = keys.shape[1]
+        heads = slice(layer * count, (layer + 1) * count)
+        self.cache.write(keys.transpose(1, 2), values.transpose(1, 2), self.rows, self.places, heads=heads)
         used = self.mask.shape[2]
-        return self.cache.keys[:, :, :used], self.cache.values[:, :, :used]
+        return self.cache.keys[:, heads, :used], self.cache.values[:, heads, :used]
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         return grouped_attention(queries, keys, values, self.mask, scale=scale)
@@ -144,12 +148,49 @@ class PairRows:
         if read:
             self._cache.reserve(scratch=0, text=max(at) + 1)
             pairs = torch.tensor([read, of_row, at]).to(device, non_blocking=True)
-            keys, values = self._head.keys_values(
-                self._embed(pairs[0]).to(device).unsqueeze(0), torch.cat(beside).unsqueeze(0), pairs[2:]
-            )
-            self._cache.write(keys[0], values[0], pairs[1], pairs[2] + self._cache.scratch)
+            embeddings, paired = self._embed(pairs[0]).to(device), torch.cat(beside)
+            if self._head.text_attends:
+                self._attend_to_text(embeddings, paired, of_row, at)
+            else:
+                keys, values = self._head.keys_values(embeddings.unsqueeze(0), paired.unsqueeze(0), pairs[2:])
+                self._cache.write(keys[0], values[0], pairs[1], pairs[2] + self._cache.scratch)
         rows = torch.tensor(longer).to(device, non_blocking=True)
         self._states[rows, _BEFORE_ROOT] = torch.cat([states[row][-1:] for row in longer])
+
+    def _attend_to_text(
+        self, embeddings: Tensor, states: Tensor, of_row: Sequence[int], at: Sequence[int]
+    ) -> None:
+        """Keep the pairs of a text in all layers of a head, of which each reads what the one before made.
+
+        Args:
+            embeddings: of the pairs of all rows, one row after the other, `[pairs, width]`.
+            states: likewise.
+            of_row: their rows.
+            at: their places in the texts, ascending in every row.
+        """
+        rows, scratch = np.array(of_row), self._cache.scratch
+        first = np.searchsorted(rows, np.arange(len(self)))
+        inside = np.arange(len(rows)) - first[rows]
+        longest = int(inside.max()) + 1
+        pair = np.full((len(self), longest), -1, dtype=np.int64)
+        pair[rows, inside] = np.arange(len(rows))
+        places = np.where(pair < 0, 0, np.array(at)[pair])
+        for begin in range(0, longest, _TEXT_AT_ONCE):
+            part = pair[:, begin : begin + _TEXT_AT_ONCE]
+            place = places[:, begin : begin + _TEXT_AT_ONCE]
+            # What pads a row is written to the first scratch slot, which is the only one that it sees.
+            last = np.where(part < 0, 0, scratch + place)
+            columns = np.arange(int(last.max()) + 1)
+            text = (columns >= scratch) & (columns <= last[..., None])
+            seen = np.where(part[..., None] < 0, columns == 0, text)
+            chosen = self._sent(np.maximum(part, 0))
+            slots = _Slots(
+                self._cache,
+                self._sent(np.broadcast_to(np.arange(len(self))[:, None], part.shape).copy()),
+                self._sent(last),
+                self._sent(seen),
+            )
+            self._head.step(embeddings[chosen], states[chosen], self._sent(place), slots)
 
     @property
     def waiting(self) -> Tensor:
@@ -227,8 +268,8 @@ class PairRows:
         self._states[rows, become] = self._head.recycled(out)
         return out
 
-    def _sent(self, flags: Flags) -> Tensor:
-        return torch.from_numpy(flags).to(self._states.device, non_blocking=True)
+    def _sent(self, some: Flags | Numbers) -> Tensor:
+        return torch.from_numpy(some).to(self._states.device, non_blocking=True)
 
     def _sent_together(self, numbers: Numbers, flags: Flags) -> tuple[Tensor, Tensor]:
         """Both on the device, by one copy."""

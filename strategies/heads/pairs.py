@@ -18,8 +18,13 @@ HeadsAndWidth = tuple[int, int]
 class PairAttention(Protocol):
     """The attention of a head's layer while it runs: which keys are seen, and the outputs."""
 
-    def hold(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep what is kept of these pairs, `[rows, heads, n, width]`; that of all which they may see.
+    def hold(self, keys: Tensor, values: Tensor, layer: int = 0) -> tuple[Tensor, Tensor]:
+        """Keep the keys and values of these pairs in a layer; `attend` then attends in that layer.
+
+        Args:
+            keys: `[rows, heads, n, width]`.
+            values: likewise; their width may differ.
+            layer: of the head, counted from 0.
 
         Returns:
             Keys and values `[rows, heads, slots, width]`, or what the layer makes keys and values of.
@@ -41,7 +46,9 @@ class PairHead(Protocol):
     Attributes:
         width: of states and embeddings.
         vocab_size: tokens of the target.
-        kept: the shapes of the keys and of the values that are kept of a pair.
+        kept: the shapes of the keys and of the values that are kept of a pair, in all layers.
+        text_attends: what is kept of a pair depends on the pairs before it, since there are several layers;
+            then a text is read by `step`, and else by `keys_values`.
         like: some tensor of the dtype and device of its passes.
         embed_tokens: its own table of words; None where it is the target's.
     """
@@ -55,6 +62,8 @@ class PairHead(Protocol):
     @property
     def kept(self) -> tuple[HeadsAndWidth, HeadsAndWidth]: ...
     @property
+    def text_attends(self) -> bool: ...
+    @property
     def like(self) -> Tensor: ...
 
     def taps_in(self, layers: int) -> tuple[int, ...]:
@@ -66,7 +75,7 @@ class PairHead(Protocol):
         ...
 
     def step(self, embeddings: Tensor, states: Tensor, positions: Tensor, attention: PairAttention) -> Tensor:
-        """Returns the layer's outputs for pairs, `[rows, n, width]`.
+        """Returns the last layer's outputs for pairs, `[rows, n, width]`.
 
         Args:
             embeddings: of the tokens, `[rows, n, width]`.
@@ -79,8 +88,8 @@ class PairHead(Protocol):
     def keys_values(self, embeddings: Tensor, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Returns what is kept of pairs, each `[rows, n, heads, width]`, as `step` hands it to `hold`.
 
-        It is all that later pairs see of one, and with a single layer it hangs on nothing else: a text is
-        read without attention. Arguments as for `step`.
+        It is all that later pairs see of one, and with a single layer it depends on nothing else: a text is
+        read without attention. Arguments as for `step`. Not of heads whose `text_attends` is true.
         """
         ...
 

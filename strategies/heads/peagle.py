@@ -9,25 +9,25 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor
-from torch.nn import Module, ModuleList, Parameter
+from torch.nn import Module, Parameter
 from torch.nn.utils.rnn import pad_sequence
 
 from draftwood import InvalidInput
 from draftwood.base.validators import at_least
 from draftwood.strategies.heads import safeailab, speculators
 from draftwood.strategies.heads.config import Eagle3Config
-from draftwood.strategies.heads.eagle3 import MLP, Attention, Eagle3Head, RMSNorm, Turn
+from draftwood.strategies.heads.eagle3 import Eagle3Head
 from draftwood.strategies.heads.files import check_no_model, read_description, read_tensors, write_head
-from draftwood.strategies.heads.formats import load_weights, with_usual_names
+from draftwood.strategies.heads.formats import in_file, load_weights, with_usual_names
 from draftwood.strategies.heads.keys import named_classes, whole_number
-from draftwood.strategies.heads.pairs import PairAttention, grouped_attention
-from draftwood.strategies.heads.sizes import check_guesses, check_held, check_layers
+from draftwood.strategies.heads.pairs import grouped_attention
+from draftwood.strategies.heads.sizes import check_guesses, check_held
 from draftwood.strategies.heads.vocabulary import maps_of, target_ids_of
 
 KIND = "peagle"
 _MASKS = ("mask_token_id", "ptd_token_id", "pard_token")  # the first is speculators', others are engines'
 Known = list[tuple[Tensor, Tensor]]
-"""Of every layer the keys and values of the pairs of a text, each `[length, key_value_heads, head_dim]`."""
+"""By layer the keys and values of the pairs of a text, each `[length, heads, width]`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -35,14 +35,12 @@ class PEagleConfig:
     """A P-EAGLE head.
 
     Attributes:
-        head: its parts that an EAGLE-3 head has too.
-        layers: decoder layers; those behind the first are ordinary ones.
+        head: the EAGLE-3 head that it is otherwise.
         mask_token_id: the token of pairs that stand for what is not drafted yet.
         depths: tokens that a pass guesses.
     """
 
     head: Eagle3Config
-    layers: int = attrs.field(default=1, validator=at_least(1))
     mask_token_id: int = attrs.field(default=0, validator=at_least(0))
     depths: int = attrs.field(default=8, validator=at_least(1))
 
@@ -55,43 +53,23 @@ class PEagleConfig:
             )
 
 
-class PlainLayer(Module):
-    """An ordinary decoder layer, behind the first."""
-
-    def __init__(self, config: Eagle3Config) -> None:
-        super().__init__()
-        width, eps = config.hidden_size, config.norm_eps
-        self.input_layernorm, self.post_attention_layernorm = (RMSNorm(width, eps) for _ in range(2))
-        self.self_attn = Attention(config, width)
-        self.mlp = MLP(config)
-
-    def forward(self, states: Tensor, turn: Turn, attention: PairAttention) -> Tensor:
-        mixed: Tensor = states + self.self_attn(self.input_layernorm(states), turn, attention)
-        more: Tensor = self.mlp(self.post_attention_layernorm(mixed))
-        return mixed + more
-
-
-class _BehindKnown:
-    """Attention of a layer's pairs in a pass: to those known of their row, and the pass's up to themselves.
+class _AfterKnown:
+    """Attention of a pass's pairs to those known of their row, and to the pass's up to themselves.
 
     Attributes:
-        keys: of the pass's own pairs, `[rows, n, key_value_heads, head_dim]`, once the layer has run.
-        values: likewise.
+        new: by layer the keys and values of the pass's own pairs, `[rows, n, heads, width]`.
     """
 
-    keys: Tensor
-    values: Tensor
+    new: Known
 
-    def __init__(self, keys: Tensor, values: Tensor, seen: Tensor) -> None:
-        """Over known `keys` and `values` `[rows, longest, key_value_heads, head_dim]`.
+    def __init__(self, known: Known, seen: Tensor) -> None:
+        """`known` is by layer, `[rows, longest, heads, width]`; `seen` is bool `[rows, n, longest + n]`."""
+        self._known, self._seen = known, seen
+        self.new = []
 
-        `seen` is bool `[rows, n, longest + n]`.
-        """
-        self._known, self._seen = (keys, values), seen
-
-    def hold(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        self.keys, self.values = keys.transpose(1, 2), values.transpose(1, 2)
-        old_keys, old_values = (known.transpose(1, 2) for known in self._known)
+    def hold(self, keys: Tensor, values: Tensor, layer: int = 0) -> tuple[Tensor, Tensor]:
+        self.new.append((keys.transpose(1, 2), values.transpose(1, 2)))
+        old_keys, old_values = (known.transpose(1, 2) for known in self._known[layer])
         return torch.cat([old_keys, keys], 2), torch.cat([old_values, values], 2)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
@@ -111,8 +89,26 @@ class PEagleHead(Module):
         super().__init__()
         self.config = config
         self.head = Eagle3Head(config.head, target_ids=target_ids)
-        self.more = ModuleList(PlainLayer(config.head) for _ in range(config.layers - 1))
         self.mask_hidden = Parameter(torch.zeros(1, 1, self.head.fc.weight.shape[1]))
+
+    @property
+    def all_tokens(self) -> bool:
+        """Whether it proposes all tokens of its target."""
+        return self.head.all_tokens
+
+    @property
+    def target_ids(self) -> Tensor:
+        """The target's tokens that its own stand for."""
+        return self.head.target_ids
+
+    @property
+    def max_positions(self) -> int | None:
+        """The number of positions that its file names; None where it names none."""
+        return self.head.max_positions
+
+    def taps_in(self, layers: int) -> tuple[int, ...]:
+        """Returns the layers that are tapped; see `Eagle3Config.taps_in`."""
+        return self.head.taps_in(layers)
 
     def masked(self) -> Tensor:
         """The state `[hidden_size]` beside the mask token."""
@@ -134,7 +130,8 @@ class PEagleHead(Module):
             new pairs.
         """
         device, count = states.device, states.shape[1]
-        blank = states.new_zeros(0, self.config.head.key_value_heads, self.config.head.head_dim)
+        layers = self.config.head.layers
+        blanks = [states.new_zeros(0, heads // layers, width) for heads, width in self.config.head.kept]
         lengths = torch.tensor([len(row[0][0]) if row else 0 for row in known], device=device)
         longest = int(lengths.max())
         place = torch.arange(count, device=device)
@@ -147,20 +144,17 @@ class PEagleHead(Module):
             ],
             2,
         )
-        turn = self.head.turn(lengths.unsqueeze(1) + place)
-        seeing = [
-            _BehindKnown(
-                pad_sequence([row[layer][0] if row else blank for row in known], batch_first=True),
-                pad_sequence([row[layer][1] if row else blank for row in known], batch_first=True),
-                seen,
-            )
-            for layer in range(self.config.layers)
+        padded = [
+            [
+                pad_sequence([row[layer][part] if row else blank for row in known], batch_first=True)
+                for part, blank in enumerate(blanks)
+            ]
+            for layer in range(layers)
         ]
-        out: Tensor = self.head.midlayer(embeddings, states, turn, seeing[0])
-        for layer, attention in zip(self.more, seeing[1:], strict=True):
-            out = layer(out, turn, attention)
+        attention = _AfterKnown([(keys, values) for keys, values in padded], seen)
+        out = self.head.step(embeddings, states, lengths.unsqueeze(1) + place, attention)
         rows = [
-            [(one.keys[row, :some], one.values[row, :some]) for one in seeing]
+            [(keys[row, :some], values[row, :some]) for keys, values in attention.new]
             for row, some in enumerate(counts)
         ]
         return out, rows
@@ -205,13 +199,14 @@ def load_peagle(folder: str | PathLike[str], *, mask_token_id: int | None = None
     )
     with torch.device("meta"):
         head = PEagleHead(config, target_ids=ids)
-    load_weights(head, stored, {_in_file(name): name for name in head.state_dict()}, where=where)
+    first = safeailab.prefix_of(stored)
+    load_weights(head, stored, {_in_file(name, first): name for name in head.state_dict()}, where=where)
     return head
 
 
 def save_peagle(head: PEagleHead, folder: str | PathLike[str], *, target: str) -> None:
     """Write `head` in speculators' format; `target` names the model that it was made for."""
-    tensors = {_in_file(name): tensor for name, tensor in head.state_dict().items()}
+    tensors = {_in_file(name, speculators.LAYER): tensor for name, tensor in head.state_dict().items()}
     if not head.head.all_tokens:
         tensors |= maps_of(head.head.target_ids, head.config.head.vocab_size)
     write_head(folder, description_of(head.config, target=target), tensors)
@@ -233,32 +228,28 @@ def described(
     flat = kind is None and _is_flat(description)
     if kind != KIND and not flat:
         raise InvalidInput(f"{where} describes a {kind!r:.60} head; {KIND!r} is read here.")
-    layer = description if flat else description.get("transformer_layer_config")
-    layers = layer.get("num_hidden_layers", 1) if isinstance(layer, dict) else 1
-    layers = whole_number({"num_hidden_layers": layers}, "num_hidden_layers", where=where)
-    check_layers(layers, tensors, where)
     # The rest of it is an EAGLE-3 head's.
-    alike = {**description, "num_hidden_layers": 1} if flat else dict(description)
-    if not flat:
-        alike["speculators_model_type"] = "eagle3"
-        if isinstance(layer, dict):
-            types = layer.get("layer_types")
-            one = {} if types is None else {"layer_types": sorted(set(types))}
-            alike["transformer_layer_config"] = {**layer, "num_hidden_layers": 1, **one}
+    alike = dict(description) if flat else {**description, "speculators_model_type": "eagle3"}
     format_ = safeailab if flat else speculators
     return PEagleConfig(
         head=format_.described(alike, tensors, where, also=_MASKS),
-        layers=layers,
         mask_token_id=_mask(description, mask_token_id, where),
         depths=_depths(description.get("speculators_config"), where),
     )
 
 
 def _mask(description: Mapping[str, Any], given: int | None, where: str) -> int:
-    told = {description[key] for key in _MASKS if type(description.get(key)) is int}
+    named = {key: description[key] for key in _MASKS if description.get(key) is not None}
+    if odd := next((key for key, value in named.items() if type(value) is not int), None):
+        raise InvalidInput(f"{odd} is {named[odd]!r:.60} in {where}; it is a token of the target.")
+    told = set(named.values())
+    if len(told) > 1:
+        raise InvalidInput(
+            f"{' and '.join(named)} name different tokens in {where}; copy the head's description again."
+        )
     if given is not None and told - {given}:
         raise InvalidInput(f"mask_token_id={given} is not that of {where}, {told.pop()}; leave it out.")
-    mask = told.pop() if len(told) == 1 else given
+    mask = told.pop() if told else given
     if mask is None or mask < 0:
         shown = description.get(_MASKS[0])
         raise InvalidInput(
@@ -281,7 +272,6 @@ def description_of(config: PEagleConfig, *, target: str) -> dict[str, Any]:
         "algorithm": KIND,
         "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": config.depths}],
     }
-    made["transformer_layer_config"] |= {"num_hidden_layers": config.layers}
     return made
 
 
@@ -294,10 +284,5 @@ def _depths(told: Any, where: str) -> int:
     return whole_number(first, "speculative_tokens", where=where, default=8)
 
 
-def _in_file(name: str) -> str:
-    if name.startswith("head.midlayer."):
-        return "layers.0." + name.removeprefix("head.midlayer.")
-    if name.startswith("more."):
-        _, number, rest = name.split(".", 2)
-        return f"layers.{int(number) + 1}.{rest}"
-    return name.removeprefix("head.")
+def _in_file(name: str, first: str) -> str:
+    return in_file(name.removeprefix("head."), first)

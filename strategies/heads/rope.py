@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import log
 from typing import Any
 
 import torch
@@ -182,6 +183,18 @@ def frequencies(
         )
         angles, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](like, torch.device("cpu"))
     return angles.to(dtype), float(scale)
+
+
+def softmax_factor(rope: Mapping[str, Any]) -> float:
+    """Returns the factor of the products of queries and keys in layers with latent attention.
+
+    Source: YaRN as DeepSeek-V2 uses it (arXiv 2405.04434, section 3.1.4), which scales the products for the
+    numbers that are not rotated too.
+    """
+    every = rope.get("mscale_all_dim")
+    if rope.get("rope_type") != "yarn" or not every or rope[_FACTOR] <= 1:
+        return 1.0
+    return (0.1 * float(every) * log(rope[_FACTOR]) + 1.0) ** 2
 
 
 def rotated(states: Tensor, positions: Tensor, inverse: Tensor, scale: float) -> Tensor:

@@ -6,13 +6,16 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from draftwood import InvalidInput
-from draftwood.strategies.heads.config import Eagle3Config
+from draftwood.strategies.heads.config import Eagle3Config, latent_keys
 from draftwood.strategies.heads.decoder_layer import (
+    LATENT_KEYS,
     LAYER_KEYS,
     biases,
     check_no_window,
-    check_one_layer,
     described_layer,
+    is_latent,
+    latent,
+    layer_count,
 )
 from draftwood.strategies.heads.keys import (
     SWITCHES,
@@ -51,17 +54,14 @@ _INNER = Table(
 )  # fmt: skip
 # All of these have norms before their linear layers, SiLU and rotated queries and keys.
 _LIKE_LLAMA = ("llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe")
+_LIKE_DEEPSEEK = ("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25")
 _CLASSES = (
     "Eagle3LlamaForCausalLM",
     "LlamaForCausalLMEagle3",
     "PEagleDraftModel",
     "Qwen3Eagle3Model",
 )
-OTHER_CLASSES: Mapping[str, str] = {
-    "deepseek": "latent attention",
-    "mla": "latent attention",
-    "gemma": "Gemma's norms and scales",
-}
+OTHER_CLASSES: Mapping[str, str] = {"gemma": "Gemma's norms and scales"}
 """Classes of heads that compute something else, by a part of their name."""
 
 
@@ -80,18 +80,20 @@ def described(
         InvalidInput: a key or value that is not supported, or one that is missing.
     """
     check_class(description, others=OTHER_CLASSES, where=where)
-    check_layers_like(description, kinds=_LIKE_LLAMA, classes=_CLASSES, like="Llama's", where=where)
-    Table(read=_OUTER.read | frozenset(also), kind=_OUTER.kind).check(description, where=where)
+    prefix = prefix_of(tensors)
+    narrow = is_latent(tensors, prefix)
+    read = _OUTER.read | frozenset(also) | (LATENT_KEYS if narrow else frozenset())
+    kinds = _LIKE_DEEPSEEK if narrow else _LIKE_LLAMA
+    check_layers_like(description, kinds=kinds, classes=_CLASSES, like="Llama's", where=where)
+    Table(read=read, kind=_OUTER.kind).check(description, where=where)
     inner = _nested(description.get("eagle_config"), where)
     if description.get(_NESTED_TAPS) is not None:
         raise InvalidInput(
             f"{_NESTED_TAPS} is at the top of the description in {where}, where some makers name layers by "
             "their input and some by their output; move it into eagle_config, by output."
         )
-    check_one_layer(description, where=where)
     check_no_window(description, where=where)
     layer = described_layer(description, where=where)
-    prefix = prefix_of(tensors)
     both = merged(description, inner, (*SWITCHES, "draft_vocab_size", "target_hidden_size"), where=where)
     made = Eagle3Config(
         **layer,
@@ -100,6 +102,8 @@ def described(
         ),
         draft_vocab_size=whole_number(both, "draft_vocab_size", where=where, default=layer["vocab_size"]),
         taps=_taps(description.get(_TAPS), inner.get(_NESTED_TAPS), where),
+        layers=layer_count(description, tensors, where=where),
+        latent=latent(description, tensors, prefix, where=where),
         query_key_norm=f"{prefix}self_attn.q_norm.weight" in tensors,
         own_embedding="embed_tokens.weight" in tensors,
         own_head="lm_head.weight" in tensors,
@@ -173,19 +177,29 @@ def description_of(config: Eagle3Config, *, target: str) -> dict[str, Any]:
         }
     )
     partial = {key: config.rope[key] for key in ("partial_rotary_factor",) if key in config.rope}
+    narrow: dict[str, Any] = {}
+    if config.latent is not None:
+        # null says that queries are made directly, and a missing key is a default of DeepSeek's class.
+        narrow = {
+            "q_lora_rank": None,
+            **latent_keys(config.latent),
+            "rope_interleave": config.latent.interleaved,
+        }
     wide = (
         {}
         if config.target_hidden_size == config.hidden_size
         else {"target_hidden_size": config.target_hidden_size}
     )
     return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
+        "architectures": [
+            "LlamaForCausalLMEagle3" if config.latent is None else "Eagle3DeepseekV2ForCausalLM"
+        ],
+        "model_type": "llama" if config.latent is None else "deepseek_v3",
         "hidden_act": "silu",
         "hidden_size": config.hidden_size,
         **wide,
         "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": config.layers,
         "attention_bias": config.attention_bias,
         "num_attention_heads": config.attention_heads,
         "num_key_value_heads": config.key_value_heads,
@@ -195,6 +209,7 @@ def description_of(config: Eagle3Config, *, target: str) -> dict[str, Any]:
         "rope_theta": config.rope["rope_theta"],
         "rope_scaling": _scaling(config.rope),
         **partial,
+        **narrow,
         "vocab_size": config.vocab_size,
         "draft_vocab_size": config.draft_vocab_size,
         **taps,

@@ -11,8 +11,8 @@ from draftwood.strategies.heads.decoder_layer import (
     LAYER_KEYS,
     biases,
     check_no_window,
-    check_one_layer,
     described_layer,
+    layer_count,
 )
 from draftwood.strategies.heads.keys import SWITCHES, Table, layers_named, switches, whole_number
 
@@ -25,6 +25,13 @@ COMMON = frozenset(
 """Keys at the top of every file of speculators."""
 _TAPS = "eagle_aux_hidden_state_layer_ids"
 _KNOWN = COMMON | {*SWITCHES, _TAPS}
+_ABOUT = Table(
+    read={
+        "accept_tolerance", "algorithm", "default_proposal_method", "proposal_methods", "speculative_tokens",
+        "verifier", "verifier_accept_k",
+    },
+    kind="speculators' heads",
+)  # fmt: skip
 _OF_LAYER = Table(read=LAYER_KEYS, kind="layers of EAGLE-3 heads")
 
 
@@ -54,7 +61,6 @@ def described(
     layer = _with_defaults(told, where)
     inside = f"transformer_layer_config of {where}"
     _OF_LAYER.check(layer, where=inside)
-    check_one_layer(told, where=where)
     check_no_window(told, where=where)
     made = described_layer(layer, where=where)
     return Eagle3Config(
@@ -70,6 +76,7 @@ def described(
             default=made["vocab_size"] if "draft_vocab_size" in description else None,
         ),
         taps=layers_named(description.get(_TAPS), _TAPS, where=where),
+        layers=layer_count(told, tensors, where=where),
         query_key_norm=layer["model_type"] == "qwen3",
         own_embedding="embed_tokens.weight" in tensors,
         own_head="lm_head.weight" in tensors,
@@ -79,7 +86,15 @@ def described(
 
 
 def layer_table(description: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Returns the table that describes the layers, of EAGLE-3 heads and block drafters alike."""
+    """Returns the table that describes the layers, of EAGLE-3 heads and block drafters alike.
+
+    The table of the algorithm and its target, which changes nothing of what a head computes, is checked too.
+    """
+    about = description.get("speculators_config")
+    if about is not None:
+        if not isinstance(about, dict):
+            raise InvalidInput(f"speculators_config is {about!r:.60} in {where}; it is a table of keys.")
+        _ABOUT.check(about, where=f"speculators_config of {where}")
     told = description.get("transformer_layer_config")
     if not isinstance(told, dict):
         raise InvalidInput(f"transformer_layer_config is {told!r:.60} in {where}; a head needs one.")
@@ -105,7 +120,13 @@ def _with_defaults(layer: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def description_of(config: Eagle3Config, *, target: str) -> dict[str, Any]:
-    """The description of a head for the model `target`."""
+    """Returns the description of a head for the model `target`.
+
+    Raises:
+        InvalidInput: one that this format cannot hold.
+    """
+    if config.latent is not None:
+        raise InvalidInput("speculators' files hold no latent attention; write SafeAILab's instead.")
     kind = "qwen3" if config.query_key_norm else "llama"
     return {
         "architectures": ["Eagle3Speculator"],
@@ -122,7 +143,7 @@ def description_of(config: Eagle3Config, *, target: str) -> dict[str, Any]:
             "hidden_act": "silu",
             "hidden_size": config.hidden_size,
             "intermediate_size": config.intermediate_size,
-            "num_hidden_layers": 1,
+            "num_hidden_layers": config.layers,
             "num_attention_heads": config.attention_heads,
             "num_key_value_heads": config.key_value_heads,
             "head_dim": config.head_dim,

@@ -16,7 +16,13 @@ from draftwood.strategies.heads.pairs import PairHead
 
 
 def unrolled(
-    head: PairHead, embeddings: Tensor, states: Tensor, *, depths: int, shift: int = 0
+    head: PairHead,
+    embeddings: Tensor,
+    states: Tensor,
+    *,
+    depths: int,
+    shift: int = 0,
+    mask: tuple[Tensor, Tensor] | None = None,
 ) -> Iterator[Tensor]:
     """Yields outputs of `head.step` at each place of a text, for every number of drafted tokens before it.
 
@@ -30,6 +36,8 @@ def unrolled(
         states: what `head.project` makes of the target's features of the tokens 0 to n - 1, likewise.
         depths: how many; the first is 0.
         shift: added to the positions of drafted pairs, for checks.
+        mask: of a P-EAGLE head the embedding of the mask token and the state that is paired with it, each
+            `[width]`, which are read in place of drafted tokens and recycled states.
 
     Yields:
         `[rows, n, width]` a depth, for `head.logits`.
@@ -43,7 +51,10 @@ def unrolled(
         attention.depth = depth
         out = head.step(embeddings, states, (places + (shift if depth else 0)).unsqueeze(0), attention)
         yield out
-        states = pad(head.recycled(out)[:, :-1], (0, 0, 1, 0))
+        if mask is None:
+            states = pad(head.recycled(out)[:, :-1], (0, 0, 1, 0))
+        else:
+            embeddings, states = (one.to(states).expand_as(states) for one in mask)
 
 
 class _Unrolled:
@@ -55,33 +66,37 @@ class _Unrolled:
 
     def __init__(self) -> None:
         self.depth = 0
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
+        self._layer = 0
+        # By layer, of each depth.
+        self._keys: dict[int, list[Tensor]] = {}
+        self._values: dict[int, list[Tensor]] = {}
 
-    def hold(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def hold(self, keys: Tensor, values: Tensor, layer: int = 0) -> tuple[Tensor, Tensor]:
+        self._layer = layer
         return keys, values
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         group = queries.shape[1] // keys.shape[1]
-        keys, values = (some.repeat_interleave(group, 1) for some in (keys, values))
-        del self._keys[self.depth :], self._values[self.depth :]
-        self._keys.append(keys)
-        self._values.append(values)
+        known = [some.setdefault(self._layer, []) for some in (self._keys, self._values)]
+        for some, new in zip(known, (keys, values), strict=True):
+            del some[self.depth :]
+            some.append(new.repeat_interleave(group, 1))
+        all_keys, all_values = known
         count = queries.shape[2]
         queries = queries * scale
-        scores = queries @ self._keys[0].mT
+        scores = queries @ all_keys[0].mT
         places = torch.arange(count, device=queries.device)
         hidden = places > (places - self.depth).clamp(min=0)[:, None]
         parts = [scores.masked_fill(hidden, -torch.inf)]
         drafted = range(1, self.depth + 1)
         for step in drafted:
-            own = _moved(self._keys[step], self.depth - step)
+            own = _moved(all_keys[step], self.depth - step)
             parts.append((queries * own).sum(-1, keepdim=True))
         weights = torch.cat(parts, -1).softmax(-1)
-        out = weights[..., :count] @ self._values[0]
+        out = weights[..., :count] @ all_values[0]
         for step in drafted:
             column = count + step - 1
-            out = out + weights[..., column : column + 1] * _moved(self._values[step], self.depth - step)
+            out = out + weights[..., column : column + 1] * _moved(all_values[step], self.depth - step)
         return out.transpose(1, 2)
 
 

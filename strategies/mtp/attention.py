@@ -50,7 +50,7 @@ class Kept:
     keys: Tensor
     values: Tensor
 
-    def hold(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def hold(self, keys: Tensor, values: Tensor, layer: int = 0) -> tuple[Tensor, Tensor]:
         self.keys, self.values = keys, values
         return keys, values
 

@@ -15,6 +15,7 @@ from draftwood.strategies.heads.files import read_description, read_named, write
 from draftwood.strategies.heads.sizes import check_held
 from draftwood.strategies.mtp.families import TARGET, Layout, family_of, layout_of, without_layer
 from draftwood.strategies.mtp.head import IN_SINGLE, MtpHead
+from draftwood.strategies.mtp.speculators import is_speculator, layout_in_file, native_layout
 
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _ONE_BY_ONE = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
@@ -28,6 +29,8 @@ def is_layer(folder: str | PathLike[str]) -> bool:
         description = read_description(folder)
     except InvalidInput:
         return False
+    if is_speculator(description):
+        return True
     classes = description.get("architectures")
     alone = isinstance(classes, list) and any(str(name).endswith(_ARCHITECTURE) for name in classes)
     return alone and family_of(description) is not None
@@ -45,8 +48,13 @@ def load_layer(folder: str | PathLike[str]) -> MtpHead:
     """
     folder = Path(folder)
     where = f"{str(folder)!r}"
-    layout = layout_of(read_description(folder), where=where)
-    stored = _tensors(folder, layout, where)
+    description = read_description(folder)
+    if is_speculator(description):
+        layout = native_layout(description, where=where)
+        in_file = layout_in_file(layout)
+    else:
+        layout = in_file = layout_of(description, where=where)
+    stored = _tensors(folder, in_file, where)
     _stack_experts(stored)
     check_held(layout.sizes, stored, vocabulary=layout.vocab_size, where=where)
     try:
@@ -58,7 +66,7 @@ def load_layer(folder: str | PathLike[str]) -> MtpHead:
         # transformers' classes fail in many ways where sizes do not fit each other.
         reason = " ".join(str(error).split())[:120].rstrip(".")
         raise InvalidInput(f"The config in {where} has sizes that no layer has ({reason}).") from error
-    _check(stored, head, where)
+    _check(stored, head, in_file, where)
     _common_dtype(stored)
     head.load_state_dict(stored, assign=True)
     return head.eval().requires_grad_(False)
@@ -147,8 +155,8 @@ def _unstacked(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return single
 
 
-def _check(stored: dict[str, Tensor], head: MtpHead, where: str) -> None:
-    layout, expected = head.layout, head.state_dict()
+def _check(stored: dict[str, Tensor], head: MtpHead, layout: Layout, where: str) -> None:
+    expected = head.state_dict()
     for name, tensor in stored.items():
         if tensor.dtype not in _DTYPES:
             raise UnsupportedModel(

@@ -12,7 +12,7 @@ import torch
 from torch.nn import Module
 
 from draftwood import InvalidInput, UnsupportedModel
-from draftwood.strategies.heads.keys import whole_number
+from draftwood.strategies.heads.keys import has_no_effect, whole_number
 from draftwood.strategies.heads.rope import ROPE_TYPES
 from draftwood.strategies.mtp.attention import NAME
 
@@ -129,6 +129,14 @@ FAMILIES = (
         names=_QWEN,
     ),
     Family(
+        # Published without one; speculators trains one.
+        title="Qwen3",
+        model_types=("qwen3",),
+        classes=("qwen3", "Qwen3"),
+        fixed={"layer_types": ["full_attention"]},
+        names=_QWEN,
+    ),
+    Family(
         title="Qwen3.5",
         model_types=("qwen3_5", "qwen3_5_text"),
         classes=("qwen3_5", "Qwen3_5"),
@@ -225,6 +233,18 @@ class Layout:
         return getattr(import_module(f"transformers.models.{module}.modeling_{module}"), prefix + name)
 
 
+_SPARSE = "have an indexer that chooses the keys they see"
+OTHERS: Mapping[str, str] = {
+    "deepseek_v32": _SPARSE,
+    "glm_moe_dsa": _SPARSE,
+    "deepseek_v4": "have sparse attention over compressed keys",
+    "ernie4_5_moe": "blank the first embedding and have no last norm",
+    "longcat_flash": "are dense layers with latent attention and its own scales",
+    "mimo_v2_flash": "attend in a window",
+}
+"""Models with MTP layers that compute something else, by `model_type`, and what they do."""
+
+
 def family_of(description: Mapping[str, Any]) -> Family | None:
     """The family that a `config.json` names; None for one without MTP layers that are known here."""
     kind = description.get("model_type")
@@ -239,6 +259,10 @@ def layout_of(description: Mapping[str, Any], *, where: str) -> Layout:
         InvalidInput: a key that speaks of MTP layers and is not known, or a wrong value.
     """
     family = family_of(description)
+    if family is None and (reason := OTHERS.get(str(description.get("model_type")))):
+        raise UnsupportedModel(
+            f"{where} is of a model whose MTP layers {reason}, which is not supported; use another drafter."
+        )
     if family is None:
         known = ", ".join(family.title for family in FAMILIES)
         raise UnsupportedModel(
@@ -276,10 +300,10 @@ def layout_of(description: Mapping[str, Any], *, where: str) -> Layout:
 def _check_keys(text: Mapping[str, Any], family: Family, where: str) -> None:
     known = {*family.counts, *family.known, TRAINED_DEPTHS, TARGET}
     for key in text:
-        if _SPEAKS_OF_MTP.search(key) and key not in known:
+        if _SPEAKS_OF_MTP.search(key) and key not in known and not has_no_effect(key):
             raise InvalidInput(
                 f"{where} has the key {key!r:.60}, which is not known here and may change what its MTP layer "
-                "computes; if it does not, take it out."
+                "computes; use another drafter."
             )
     for key in family.counts:
         count = text.get(key)

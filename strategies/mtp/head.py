@@ -90,6 +90,11 @@ class MtpHead(Module):
         return self._kept
 
     @property
+    def text_attends(self) -> bool:
+        """False: one of its blocks attends."""
+        return False
+
+    @property
     def max_positions(self) -> int | None:
         """The number of positions that its model's config names; None where positions do not count."""
         if self.layout.family.rotary is None:

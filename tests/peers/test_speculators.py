@@ -14,6 +14,7 @@ from draftwood.strategies.blocks.files import load_block, save_block
 from draftwood.strategies.heads.formats import load_head, save_head
 from draftwood.strategies.heads.peagle import load_peagle, save_peagle
 from draftwood.strategies.heads.unrolled import unrolled
+from draftwood.strategies.mtp.checkpoint import load_layer
 
 pytest.importorskip("speculators", reason="speculators is not installed; make test-peers installs it")
 pytestmark = pytest.mark.peers
@@ -97,6 +98,8 @@ PAIRS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
+    "two layers": ("llama", {"num_hidden_layers": 2}, {"norm_before_residual": True, "norm_output": True}),
+    "three layers with norms": ("qwen3", {"num_hidden_layers": 3}, {}),
     "linear": (
         "llama",
         {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
@@ -109,7 +112,7 @@ def eagle3(kind: str, layers: dict[str, Any], more: dict[str, Any]) -> Any:
     from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 
     made = Eagle3SpeculatorConfig(
-        transformer_layer_config=layers_of(kind, num_hidden_layers=1, **layers),
+        transformer_layer_config=layers_of(kind, **{"num_hidden_layers": 1, **layers}),
         speculators_config=common("eagle3", 3),
         **{"draft_vocab_size": PROPOSED, **more},
     )
@@ -326,3 +329,58 @@ def test_block_drafters_go_both_ways(case: str, verifier: str, tmp_path: Path) -
             vectors = theirs.markov_head.prev_embeddings(tokens)
             expected = vectors @ theirs.markov_head.markov_w2.weight.T
         torch.testing.assert_close(change, expected, rtol=1e-4, atol=1e-4)
+
+
+MTP: dict[str, tuple[type, dict[str, Any]]] = {
+    "qwen3": (hf.Qwen3Config, {}),
+    "qwen3.5": (
+        hf.Qwen3_5TextConfig,
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_value_heads": 4,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 4,
+            "linear_value_head_dim": 4,
+        },
+    ),
+    "qwen3-next": (
+        hf.Qwen3NextConfig,
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 12,
+            "shared_expert_intermediate_size": 12,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MTP)
+def test_an_mtp_layer_of_theirs_is_read(case: str, tmp_path: Path) -> None:
+    """Step by step, each on the layer's own states and the text's tokens, as its maker trains it."""
+    from speculators.models.mtp import MTPDraftModel, MTPSpeculatorConfig
+
+    kind, more = MTP[case]
+    layers = kind(**{**SIZES, **more, "num_hidden_layers": 2})
+    layers._attn_implementation, layers._experts_implementation = "eager", "eager"
+    model = MTPDraftModel(
+        MTPSpeculatorConfig(transformer_layer_config=layers, speculators_config=common("mtp", DEPTHS))
+    )
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_().mul_(0.2)
+    model.eval().save_pretrained(tmp_path)
+    head = load_layer(tmp_path).to(torch.float32)
+    head.borrow(model.lm_head)
+    assert head.layout.trained_depths == DEPTHS
+    states, tokens = torch.randn(1, TEXT, WIDTH), torch.randint(1, VOCAB, (1, TEXT))
+    with torch.no_grad():
+        theirs, _, _ = model(input_ids=tokens, hidden_states=states)
+        count = theirs[0].shape[1]
+        known = states[:, :count]
+        for step, expected in enumerate(theirs):
+            words = model.embed_tokens(tokens[:, step + 1 : step + 1 + count])
+            (out,) = unrolled(head, words, head.project(known), depths=1)
+            torch.testing.assert_close(head.logits(out), expected, rtol=1e-4, atol=1e-4)
+            known = head.recycled(out)

@@ -16,6 +16,7 @@ from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.eagle3 import Eagle3Head
 from draftwood.testing import NextTokenModel, ToyBackend, ToyModel
 from tests.backends.recurrent_models import features_after
+from tests.strategies import published
 from tests.strategies.beside_target import Beside
 
 WIDTH = 16
@@ -147,6 +148,8 @@ def path_logits(head: Eagle3Head, model: Any, text: list[int], path: list[int]) 
     """
     made, layer = head.config, head.midlayer
     assert made.taps is not None
+    if made.layers > 1 or made.latent is not None:
+        return _layered_logits(head, model, text, path)
     features = features_after(model, text)[:, made.taps].flatten(1)
     if head.input_norm is not None:
         features = normed(head.input_norm.weight, features, made.norm_eps)
@@ -181,7 +184,7 @@ def path_logits(head: Eagle3Head, model: Any, text: list[int], path: list[int]) 
         state_normed = normed(layer.hidden_norm.weight, state, made.norm_eps)
         embedded = normed(layer.input_layernorm.weight, table[token], made.norm_eps)
         both = torch.cat([embedded, state_normed])
-        attention = layer.self_attn
+        attention: Any = layer.self_attn
         q, k, v = (
             (projection.weight @ both).split(made.head_dim)
             for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -208,4 +211,41 @@ def path_logits(head: Eagle3Head, model: Any, text: list[int], path: list[int]) 
     logits = torch.full((made.vocab_size,), -torch.inf, dtype=torch.float64)
     assert head.lm_head is not None
     logits[head.target_ids] = head.lm_head.weight @ final
+    return logits
+
+
+def _layered_logits(head: Eagle3Head, model: Any, text: list[int], path: list[int]) -> Any:
+    """`path_logits` of heads with several layers or latent attention, by the forward of published files."""
+    made, stored = head.config, {}
+    for name, tensor in head.state_dict().items():
+        layer, _, rest = name.removeprefix("more.").partition(".")
+        stored[f"layers.{int(layer) + 1}.{rest}" if name.startswith("more.") else name] = tensor
+    described: dict[str, Any] = {
+        "hidden_size": made.hidden_size,
+        "num_attention_heads": made.attention_heads,
+        "head_dim": made.head_dim,
+        "rms_norm_eps": made.norm_eps,
+        "rope_theta": made.rope["rope_theta"],
+        "norm_before_residual": made.norm_before_residual,
+        "norm_output": made.norm_output,
+    }
+    if (narrow := made.latent) is not None:
+        described |= {
+            "q_lora_rank": narrow.query_rank,
+            "kv_lora_rank": narrow.rank,
+            "qk_nope_head_dim": narrow.plain_dim,
+            "qk_rope_head_dim": narrow.rope_dim,
+            "v_head_dim": narrow.value_dim,
+            "rope_interleave": narrow.interleaved,
+        }
+    table = model.get_input_embeddings().weight if head.embed_tokens is None else head.embed_tokens.weight
+    (*_, last) = published.pair_logits(
+        described,
+        stored,
+        prefix="midlayer.",
+        embeddings=table[torch.tensor([*text[1:], *path])],
+        features=features_after(model, text)[:, made.taps].flatten(1),
+    )
+    logits = torch.full((made.vocab_size,), -torch.inf, dtype=torch.float64)
+    logits[head.target_ids] = last
     return logits

@@ -48,10 +48,16 @@ def _decoder(draw: Drawn, layer: dict[str, Any], prefix: str, wide: int, normed:
     width, dim, inner = layer["hidden_size"], layer["head_dim"], layer["intermediate_size"]
     queries, keys = layer["num_attention_heads"] * dim, layer["num_key_value_heads"] * dim
     made = {
-        "self_attn.q_proj.weight": draw(queries, wide),
-        "self_attn.k_proj.weight": draw(keys, wide),
-        "self_attn.v_proj.weight": draw(keys, wide),
-        "self_attn.o_proj.weight": draw(width, queries),
+        **(
+            _latent(draw, layer, wide)
+            if layer.get("v_head_dim")
+            else {
+                "self_attn.q_proj.weight": draw(queries, wide),
+                "self_attn.k_proj.weight": draw(keys, wide),
+                "self_attn.v_proj.weight": draw(keys, wide),
+                "self_attn.o_proj.weight": draw(width, queries),
+            }
+        ),
         "mlp.gate_proj.weight": draw(inner, width),
         "mlp.up_proj.weight": draw(inner, width),
         "mlp.down_proj.weight": draw(width, inner),
@@ -61,6 +67,28 @@ def _decoder(draw: Drawn, layer: dict[str, Any], prefix: str, wide: int, normed:
     if normed:
         made |= {"self_attn.q_norm.weight": draw(dim), "self_attn.k_norm.weight": draw(dim)}
     return {prefix + name: tensor for name, tensor in made.items()}
+
+
+def _latent(draw: Drawn, layer: dict[str, Any], wide: int) -> Tensors:
+    """Attention as DeepSeek-V2 has it."""
+    heads, rank, turned_dim = layer["num_attention_heads"], layer["kv_lora_rank"], layer["qk_rope_head_dim"]
+    plain, value = layer["qk_nope_head_dim"], layer["v_head_dim"]
+    queries = heads * (plain + turned_dim)
+    made = {
+        "kv_a_proj_with_mqa.weight": draw(rank + turned_dim, wide),
+        "kv_a_layernorm.weight": draw(rank),
+        "kv_b_proj.weight": draw(heads * (plain + value), rank),
+        "o_proj.weight": draw(layer["hidden_size"], heads * value),
+    }
+    if narrow := layer.get("q_lora_rank"):
+        made |= {
+            "q_a_proj.weight": draw(narrow, wide),
+            "q_a_layernorm.weight": draw(narrow),
+            "q_b_proj.weight": draw(queries, narrow),
+        }
+    else:
+        made["q_proj.weight"] = draw(queries, wide)
+    return {f"self_attn.{name}": tensor for name, tensor in made.items()}
 
 
 def maps(proposed: int, vocabulary: int) -> Tensors:
@@ -80,7 +108,9 @@ def pair_tensors(
     proposed = described.get("draft_vocab_size") or vocabulary
     taps = described.get("target_layer_ids") or [0, 0, 0]
     made = {"fc.weight": draw(width, len(taps) * width), "norm.weight": draw(width)}
-    for number in range(layer["num_hidden_layers"]):
+    for number in range(layer.get("num_hidden_layers", 1)):
+        if number and prefix == "midlayer.":
+            break  # the makers' classes build one
         here = prefix if not number else f"layers.{number}."
         made |= _decoder(draw, layer, here, 2 * width if not number else width, normed)
     made |= {f"{prefix}hidden_norm.weight": draw(width), "lm_head.weight": draw(proposed, width)}
@@ -118,13 +148,18 @@ def block_tensors(described: dict[str, Any]) -> Tensors:
     if described.get("speculators_model_type"):
         made |= {"embed_tokens.weight": draw(vocabulary, width) * 4, "lm_head.weight": draw(proposed, width)}
     if rank := both.get("markov_rank"):
+        # ModelOpt's module has no part for the correction.
+        apart = "use_confidence_head" in both
+        correction, confidence = (
+            ("", "confidence_proj") if apart else ("markov_head.", "confidence_head.proj")
+        )
         made |= {
-            "markov_head.markov_w1.weight": draw(vocabulary, rank),
-            "markov_head.markov_w2.weight": draw(vocabulary, rank),
+            f"{correction}markov_w1.weight": draw(vocabulary, rank),
+            f"{correction}markov_w2.weight": draw(proposed, rank),
         }
         made |= {
-            "confidence_head.proj.weight": draw(1, width + rank),
-            "confidence_head.proj.bias": torch.zeros(1, dtype=torch.float64),
+            f"{confidence}.weight": draw(1, width + rank),
+            f"{confidence}.bias": torch.zeros(1, dtype=torch.float64),
         }
     if both.get("projector_type") == "domino":
         inner, state = both["emb_dim"], both["gru_hidden_dim"]
@@ -176,8 +211,10 @@ def angles_of(layer: dict[str, Any]) -> tuple[list[float], float]:
     def place(turns: float) -> float:
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    first = max(math.floor(place(table.get("beta_fast", 32))), 0)
-    last = min(math.ceil(place(table.get("beta_slow", 1))), dim - 1)
+    first, last = place(table.get("beta_fast", 32)), place(table.get("beta_slow", 1))
+    if table.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
     angles = []
     for k, angle in enumerate(plain):
         ramp = min(max((k - first) / (last - first if last != first else 0.001), 0.0), 1.0)
@@ -213,6 +250,8 @@ def attention(
     seen: Tensor,
 ) -> Tensor:
     """What `queries` `[n, wide]` make of `keys` `[m, wide]` at these positions, where `seen` `[n, m]`."""
+    if f"{prefix}self_attn.kv_b_proj.weight" in stored:
+        return latent_attention(layer, stored, prefix, queries=queries, keys=keys, at=at, seen=seen)
     dim, eps = layer["head_dim"], layer["rms_norm_eps"]
 
     def projected(name: str, states: Tensor) -> Tensor:
@@ -233,6 +272,59 @@ def attention(
     made = torch.cat(out, -1) @ stored[f"{prefix}self_attn.o_proj.weight"].T
     bias = stored.get(f"{prefix}self_attn.o_proj.bias")
     return made if bias is None else made + bias
+
+
+def latent_attention(
+    layer: dict[str, Any],
+    stored: Tensors,
+    prefix: str,
+    *,
+    queries: Tensor,
+    keys: Tensor,
+    at: tuple[Tensor, Tensor],
+    seen: Tensor,
+) -> Tensor:
+    """`attention` of DeepSeek-V2 (arXiv 2405.04434, equations 9 to 19), pair by pair of rotated numbers."""
+    heads, plain, eps = layer["num_attention_heads"], layer["qk_nope_head_dim"], layer["rms_norm_eps"]
+    rank, dim = layer["kv_lora_rank"], layer["qk_rope_head_dim"]
+    angles, factor = angles_of({**layer, "head_dim": dim})
+    scaling = layer.get("rope_scaling") or layer.get("rope_parameters") or {}
+    softmax = 1.0
+    if every := scaling.get("mscale_all_dim"):
+        softmax = (0.1 * every * math.log(scaling["factor"]) + 1) ** 2
+
+    def weight(name: str) -> Tensor:
+        return stored[f"{prefix}self_attn.{name}.weight"]
+
+    def rotated(states: Tensor, positions: Tensor) -> Tensor:
+        """`[n, heads, dim]`: the numbers 2k and 2k + 1 turn together."""
+        result = states.clone()
+        for k, angle in enumerate(angles):
+            turn = positions.double() * angle
+            cos, sin = (turn.cos() * factor).unsqueeze(1), (turn.sin() * factor).unsqueeze(1)
+            apart = dim // 2 if layer.get("rope_interleave") is False else None
+            one, two = (k, k + apart) if apart else (2 * k, 2 * k + 1)
+            result[..., one] = states[..., one] * cos - states[..., two] * sin
+            result[..., two] = states[..., two] * cos + states[..., one] * sin
+        return result
+
+    if layer.get("q_lora_rank"):
+        made = norm(weight("q_a_layernorm"), queries @ weight("q_a_proj").T, eps) @ weight("q_b_proj").T
+    else:
+        made = queries @ weight("q_proj").T
+    made = made.unflatten(-1, (heads, -1))
+    q = torch.cat([made[..., :plain], rotated(made[..., plain:], at[0])], -1)
+    narrow = keys @ weight("kv_a_proj_with_mqa").T
+    shared = rotated(narrow[:, rank:].unsqueeze(1), at[1])
+    wide = (norm(weight("kv_a_layernorm"), narrow[:, :rank], eps) @ weight("kv_b_proj").T).unflatten(
+        -1, (heads, -1)
+    )
+    out = []
+    for head in range(heads):
+        k = torch.cat([wide[:, head, :plain], shared[:, 0]], -1)
+        scores = (q[:, head] @ k.T * softmax / (plain + dim) ** 0.5).masked_fill(~seen, -torch.inf)
+        out.append(scores.softmax(-1) @ wide[:, head, plain:])
+    return torch.cat(out, -1) @ weight("o_proj").T
 
 
 def mlp(stored: Tensors, prefix: str, states: Tensor) -> Tensor:
@@ -258,7 +350,10 @@ def pair_logits(
         weights = [stored[f"fc_norm.{place}.weight"] for place in range(len(parts))]
         features = torch.cat([norm(w, part, eps) for w, part in zip(weights, parts, strict=True)], -1)
     states = list(features @ stored["fc.weight"].T)
+    numbers = {int(name.split(".")[1]) for name in stored if name.startswith("layers.")} - {0}
     found, inputs = [], []
+    # Of the layers after the first, by number, what they have read.
+    later: dict[str, list[Tensor]] = {f"layers.{number}.": [] for number in sorted(numbers)}
     for place, embedding in enumerate(embeddings):
         state = states[place]
         normed = norm(stored[f"{prefix}hidden_norm.weight"], state, eps)
@@ -275,6 +370,21 @@ def pair_logits(
         )[0]
         out = (normed if inner.get("norm_before_residual") else state) + mixed
         out = out + mlp(stored, prefix, norm(stored[f"{prefix}post_attention_layernorm.weight"], out, eps))
+        for name, read in later.items():
+            read.append(norm(stored[f"{name}input_layernorm.weight"], out, eps))
+            out = (
+                out
+                + attention(
+                    layer,
+                    stored,
+                    name,
+                    queries=read[-1].unsqueeze(0),
+                    keys=torch.stack(read),
+                    at=(positions[-1:], positions),
+                    seen=torch.ones(1, place + 1, dtype=torch.bool),
+                )[0]
+            )
+            out = out + mlp(stored, name, norm(stored[f"{name}post_attention_layernorm.weight"], out, eps))
         final = norm(stored["norm.weight"], out, eps)
         found.append(final @ stored["lm_head.weight"].T)
         if place + 1 >= len(states):

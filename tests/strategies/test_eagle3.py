@@ -20,6 +20,7 @@ from draftwood import (
 )
 from draftwood.backends.loading.loader import load
 from draftwood.strategies.drafters.eagle3 import Eagle3
+from draftwood.strategies.heads.config import Latent
 from draftwood.strategies.heads.unrolled import unrolled
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dyspec import DySpec
@@ -45,6 +46,9 @@ SWITCHES = [
     {"norm_before_residual": True, "norm_output": True, "query_key_norm": True},
     {"norm_before_fc": True, "own_embedding": True, "draft_vocab_size": 23},
     {"fc_norm": True, "taps": (0, 3), "key_value_heads": 4},
+    {"layers": 3, "norm_before_residual": True},
+    {"latent": Latent(query_rank=10, rank=8, plain_dim=4, rope_dim=6, value_dim=5), "layers": 2},
+    {"latent": Latent(rank=8, plain_dim=0, rope_dim=4, value_dim=6, interleaved=False), "norm_output": True},
 ]
 
 
@@ -104,7 +108,8 @@ def test_the_known_text_unrolled_is_what_drafting_gives(switches: dict[str, Any]
 @given(st.data())
 def test_after_many_rounds_the_cache_is_that_of_a_fresh_prefill(data: Any) -> None:
     """Also where rows join and leave, ask for nothing, and take tokens that nobody asked about."""
-    drafter, fresh = beside_llama(), beside_llama()
+    made = config(layers=data.draw(st.integers(1, 2)))
+    drafter, fresh = beside_llama(made), beside_llama(made)
     texts = many_rounds(data, drafter)
     fresh.prefill([torch.tensor(text, dtype=torch.int64) for text in texts])
     assert_pair_caches_alike(drafter.drafter._rows, fresh.drafter._rows, texts)
@@ -263,3 +268,16 @@ def test_a_head_whose_features_somebody_else_takes() -> None:
     other = Eagle3(load(target()), random_head())
     with pytest.raises(InvalidInput, match=r"target holds 0 row\(s\), not the 1 that join"):
         other.prefill([torch.tensor([1, 2, 3])])
+
+
+def test_a_text_is_read_in_pieces_where_layers_attend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several rows at once, with others between them that are not longer."""
+    monkeypatch.setattr("draftwood.strategies.heads.pair_rows._TEXT_AT_ONCE", 3)
+    drafter = beside_llama(config(layers=2))
+    texts = [[3, 1, 4, 1, 5, 9, 2, 6], [7], [5, 3, 5, 8, 9]]
+    drafter.prefill([torch.tensor(text) for text in texts])
+    root = Request(torch.tensor([8]), torch.tensor([-1]))
+    logits = drafter.distributions([root] * 3)
+    for row, text in enumerate(texts):
+        expected = path_logits(drafter.drafter.head, target(), text, [8])
+        torch.testing.assert_close(logits[row, 0], expected, atol=1e-5, rtol=1e-5)

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draftwood import InvalidInput
-from draftwood.strategies.heads.config import Eagle3Config
+from draftwood.strategies.heads.config import Eagle3Config, Latent
 from draftwood.strategies.heads.eagle3 import Eagle3Head
 from draftwood.strategies.heads.formats import Format, is_head, load_head, save_head
 from draftwood.strategies.heads.unrolled import unrolled
@@ -151,7 +151,6 @@ def inner(name: str, value: Any) -> Edit:
 
 BAD_KEYS: list[tuple[Format, Edit, str]] = [
     ("safeailab", key("rotate_states", 1), "the key 'rotate_states', which is not known here"),
-    ("safeailab", key("num_hidden_layers", 2), "has 2 layers; EAGLE-3 heads of one are read"),
     (
         "safeailab",
         lambda d: d.update({"sliding_window": 512, "use_sliding_window": True}),
@@ -189,7 +188,7 @@ BAD_KEYS: list[tuple[Format, Edit, str]] = [
     ("speculators", key("mask_token_id", 3), "the key 'mask_token_id'"),
     ("speculators", lambda d: d.pop("norm_before_residual"), "does not say norm_before_residual"),
     ("speculators", inner("model_type", "mistral"), "model_type is 'mistral'"),
-    ("speculators", inner("num_hidden_layers", 3), "has 3 layers"),
+    ("speculators", inner("num_hidden_layers", 3), "num_hidden_layers is 3 .* of 1 layer"),
     (
         "speculators",
         lambda d: d["transformer_layer_config"].update({"sliding_window": 8, "use_sliding_window": True}),
@@ -296,3 +295,28 @@ def test_sizes_that_cannot_be() -> None:
         with pytest.raises(InvalidInput, match=sentence):
             config(**changes)
     assert isinstance(config(), Eagle3Config)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layers": 3},
+        {"latent": Latent(query_rank=8, rank=6, plain_dim=4, rope_dim=6, value_dim=5)},
+        {"latent": Latent(rank=6, plain_dim=0, rope_dim=6, value_dim=5, interleaved=False), "layers": 2},
+    ],
+    ids=str,
+)
+def test_heads_of_several_layers_and_latent_attention_come_back(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    head = random_head(config(**changes))
+    formats: tuple[Format, ...] = ("safeailab",) if head.config.latent else ("safeailab", "speculators")
+    for format in formats:
+        save_head(head, tmp_path / format, target="big", format=format)
+        again = load_head(tmp_path / format)
+        assert (again.config.layers, again.config.latent) == (head.config.layers, head.config.latent)
+        for name, weight in head.state_dict().items():
+            assert torch.equal(weight, again.state_dict()[name]), name
+    if head.config.latent:
+        with pytest.raises(InvalidInput, match="speculators' files hold no latent attention"):
+            save_head(head, tmp_path / "other", target="big", format="speculators")

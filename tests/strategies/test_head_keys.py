@@ -10,11 +10,22 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draftwood import Generation, InvalidInput, SpeculativeDecoder, create
+from draftwood.strategies.blocks.files import load_block
 from draftwood.strategies.heads.formats import load_head, save_head
+from draftwood.strategies.heads.keys import has_no_effect
 from draftwood.strategies.heads.rope import frequencies, rope_parameters
 from draftwood.strategies.heads.unrolled import unrolled
 from tests.strategies import feature_heads
-from tests.strategies.published import CONFIGS, angles_of, layer_of, maps, pair_logits, pair_tensors, write
+from tests.strategies.published import (
+    CONFIGS,
+    angles_of,
+    block_tensors,
+    layer_of,
+    maps,
+    pair_logits,
+    pair_tensors,
+    write,
+)
 
 BASE = CONFIGS["safeailab-eagle3"]
 WITHOUT_BASE = {key: value for key, value in BASE.items() if key != "rope_theta"}
@@ -213,3 +224,29 @@ def test_names_of_other_makers(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="holds fc.weight under two names"):
         load_head(tmp_path / "nested")
     assert layer_of(BASE)["head_dim"] == 16
+
+
+def test_two_keys_of_causal_layers_that_differ_are_refused(tmp_path: Path) -> None:
+    described = CONFIGS["modelopt-swa-dflash"]
+    inner = {**described["dflash_config"], "causal_head": True}
+    write(tmp_path, {**described, "dflash_config": inner}, block_tensors(described))
+    with pytest.raises(InvalidInput, match="causal is False and causal_head True in dflash_config of"):
+        load_block(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "changes_nothing"),
+    [
+        *(
+            (key, True)
+            for key in ("vision_start_token_id", "eod_token_id", "learning_rate", "num_train_epochs")
+        ),
+        *((key, True) for key in ("warmup_ratio", "dataset_name", "train_batch_size", "hidden_dropout_prob")),
+        *((key, True) for key in ("save_dtype", "modelopt_version", "license", "wandb_project", "init_std")),
+        *((key, False) for key in ("mask_token_id", "dspark_noise_token_id", "ptd_token_id", "block_size")),
+        *((key, False) for key in ("embedding_scale", "final_logit_softcapping", "residual_multiplier")),
+        *((key, False) for key in ("mtp_trained_depths", "target_layer_ids", "norm_output", "lora_rank")),
+    ],
+)
+def test_keys_that_makers_choose_freely_are_known_by_their_form(key: str, changes_nothing: bool) -> None:
+    assert has_no_effect(key) == changes_nothing

@@ -139,7 +139,9 @@ def test_a_size_of_a_thousand_million_is_one_sentence_and_takes_no_memory(heads,
                 assert "\n" not in said, where
                 assert len(said) < 600, where
             elif path[-1] in SIZES and "mtp" not in name.lower():
-                assert path[-1] == "speculative_tokens", where
+                # SafeAILab's files name layers that its class does not build.
+                assert path[-1] in ("speculative_tokens", "num_hidden_layers"), where
+                assert path[-1] != "num_hidden_layers" or name == "llama-7m-eagle3", where
                 assert name != "P-EAGLE", where  # which reads it
 
 

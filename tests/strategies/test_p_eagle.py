@@ -41,12 +41,11 @@ from tests.thorough import marks_unless
 KINDS: dict[str, PEagleConfig] = {
     "plain": PEagleConfig(head=config(), mask_token_id=5, depths=4),
     "layers": PEagleConfig(
-        head=config(fc_norm=True, query_key_norm=True, norm_before_residual=True, taps=(0, 3)),
-        layers=3,
+        head=config(fc_norm=True, query_key_norm=True, norm_before_residual=True, taps=(0, 3), layers=3),
         depths=3,
     ),
     "table": PEagleConfig(
-        head=config(own_embedding=True, draft_vocab_size=23, norm_before_fc=True), layers=2, depths=2
+        head=config(own_embedding=True, draft_vocab_size=23, norm_before_fc=True, layers=2), depths=2
     ),
 }
 
@@ -93,7 +92,7 @@ def depth_logits(head: PEagleHead, text: list[int], path: list[int]) -> Any:
     both = torch.cat([norm(first.input_layernorm, table.weight[torch.tensor(tokens)]), gone], -1)
     residual = gone if made.norm_before_residual else states
     out = behind(first, residual + attended(first.self_attn, both, made))
-    for layer in head.more:
+    for layer in parts.more:
         plain: Any = layer
         out = behind(plain, out + attended(plain.self_attn, norm(plain.input_layernorm, out), made))
     assert parts.lm_head is not None
@@ -203,8 +202,8 @@ PAIRS = [
     ],
 )
 def test_the_targets_law_comes_out_whatever_the_weights(policy: Any, verifier: Any, layers: int) -> None:
-    head = config(vocab_size=3, draft_vocab_size=4 - layers)
-    made = PEagleConfig(head=head, layers=layers, mask_token_id=1, depths=2)
+    head = config(vocab_size=3, draft_vocab_size=4 - layers, layers=layers)
+    made = PEagleConfig(head=head, mask_token_id=1, depths=2)
     backend = FeatureToy(LAW)
     drafter = Beside(backend, PEagle(backend, random_head(made)))
     law = assert_lossless(policy, verifier, target=LAW, drafter=drafter, prompt=(0, 1))
@@ -242,7 +241,7 @@ def test_what_was_written_is_read(kind: str, tmp_path: Path) -> None:
     assert not is_head(tmp_path)
     names = load_file(tmp_path / "model.safetensors").keys()
     assert {"layers.0.hidden_norm.weight", "mask_hidden", "fc.weight"} <= names
-    assert ("layers.1.self_attn.q_proj.weight" in names) == (head.config.layers > 1)
+    assert ("layers.1.self_attn.q_proj.weight" in names) == (head.config.head.layers > 1)
 
 
 Edit = Callable[[dict[str, Any]], Any]
@@ -256,7 +255,10 @@ Edit = Callable[[dict[str, Any]], Any]
         (lambda d: d.update(rollouts=2), "the key 'rollouts', which is not known here"),
         (lambda d: d.update(transformer_layer_config=7), "transformer_layer_config is 7"),
         (lambda d: d["transformer_layer_config"].update(num_hidden_layers=0), "num_hidden_layers is 0"),
-        (lambda d: d["transformer_layer_config"].update(num_hidden_layers=3), r"lacks layers.1.input_lay"),
+        (
+            lambda d: d["transformer_layer_config"].update(num_hidden_layers=3),
+            "num_hidden_layers is 3 in .* of 1 layer",
+        ),
         (
             lambda d: d["transformer_layer_config"].update(layer_types=["sliding_attention"]),
             "attends in a window",

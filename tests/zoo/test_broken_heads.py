@@ -15,11 +15,14 @@ from safetensors.torch import load_file, save_file
 
 from draftwood import InvalidInput, load, zoo
 from draftwood.apps.models.prompts import PROMPTS
+from draftwood.strategies.heads.peagle import save_peagle
 from draftwood.zoo.distil.rows import Rows, continued
 from draftwood.zoo.heads.floors import Floors, floors_of
+from draftwood.zoo.heads.known_text import known_text
 from draftwood.zoo.heads.loading import load_for
-from draftwood.zoo.heads.settings import compared
+from draftwood.zoo.heads.settings import compared, settings
 from draftwood.zoo.heads.verdict import Verdict, verdict_of
+from tests.strategies import test_p_eagle
 
 Tensors = dict[str, torch.Tensor]
 Break = Callable[[dict[str, Any], Tensors], Any]
@@ -43,9 +46,9 @@ def texts() -> list[Rows]:
     return [continued(target(), prompt, new_tokens=32, temperature=0.0, seed=0) for prompt in ids]
 
 
-def checked(folder: Path) -> Verdict:
+def checked(folder: Path, depths: int = 2) -> Verdict:
     head = load_for(folder, backend())
-    found = compared(target(), head, texts(), depths=2)
+    found = compared(target(), head, texts(), depths=depths)
     return verdict_of(target(), head, texts(), found, floors_of(texts()))
 
 
@@ -61,6 +64,14 @@ def key(name: str, value: Any) -> Break:
 def tapped(*taps: int) -> Break:
     ids = [tap - 1 for tap in taps]
     return lambda described, _: described["eagle_config"].update({"eagle_aux_hidden_state_layer_ids": ids})
+
+
+def rotated(base: float) -> Break:
+    return lambda described, _: described.update({"rope_theta": base})
+
+
+def masked(token: int) -> Break:
+    return lambda described, _: described["dflash_config"].update({"mask_token_id": token})
 
 
 def random(*names: str) -> Break:
@@ -127,6 +138,8 @@ BROKEN: dict[str, tuple[str, Break, str]] = {
         "before_residual false, .*wrong",
     ),
     "norm_output": (EAGLE, key("norm_output", True), "norm_output false, .* its config has this norm wrong"),
+    "another base of the rotation": (EAGLE, rotated(100.0), "rope_theta 10000, .*write rope_theta: 10000"),
+    "another mask": (SPARK, masked(17), "mask_token_id is another token than in its training"),
     "exchanged halves": (EAGLE, exchanged, "embedding and state exchanged, .*exchange the halves"),
     "a random projection": (EAGLE, random("fc.weight"), "none of .* other settings mends it"),
     "a random layer": (
@@ -161,7 +174,8 @@ def broken(name: str, change: Break, folder: Path) -> Path:
 )
 def test_a_broken_head_is_told_with_its_cause(case: str, tmp_path: Path) -> None:
     name, change, cause = BROKEN[case]
-    verdict = checked(broken(name, change, tmp_path))
+    # A wrong mask is seen by later slots.
+    verdict = checked(broken(name, change, tmp_path), depths=4 if name == SPARK else 2)
     assert verdict.broken, verdict.sentence
     assert re.search(cause, verdict.sentence), verdict.sentence
 
@@ -188,3 +202,34 @@ def test_floors_are_what_needs_no_head() -> None:
     assert floors.unigram == pytest.approx((2 + 0) / 10)
     assert Floors(unigram=0.0, lookup=0.0).least == 0.2
     assert Floors(unigram=0.3, lookup=0.0).least == pytest.approx(0.45)
+
+
+@torch.no_grad()
+def test_a_p_eagle_head_over_a_known_text_guesses_what_it_drafts() -> None:
+    """At every depth, so that `check-head` compares what a drafter would propose."""
+    model = test_p_eagle.target()
+    head = test_p_eagle.random_head(test_p_eagle.KINDS["layers"])
+    text = [3, 1, 4, 1, 5, 9, 2, 6]
+    known = known_text(model, torch.tensor([text]), head.taps_in(4))
+    for depth, logits in enumerate(known.guesses(model, head, depths=3)):
+        for place in range(depth, len(text) - 2):
+            begun = place - depth + 1
+            # The tokens of the path count for nothing after the first.
+            expected = test_p_eagle.depth_logits(head, text[:begun], text[begun : place + 2])
+            torch.testing.assert_close(logits[0, place], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_the_settings_of_a_p_eagle_head(tmp_path: Path) -> None:
+    head = test_p_eagle.random_head(test_p_eagle.KINDS["plain"])
+    save_peagle(head, tmp_path, target="big")
+    again: Any = load_for(tmp_path, load(test_p_eagle.target()))
+    found: dict[str, Any] = {setting.name: setting.head for setting in settings(again, test_p_eagle.target())}
+    assert found["as configured"] is again
+    assert found["norm_before_residual true"].head.midlayer.norm_before_residual
+    assert found["mask_token_id 22"].config.mask_token_id == 22
+    assert found["the target's output head"].head.lm_head is not again.head.lm_head
+    assert "norm_output true" not in found
+    assert "mask_token_id 5" not in found  # as configured
+    for name, other in found.items():
+        for weight, same in zip(other.parameters(), again.parameters(), strict=True):
+            assert weight.shape == same.shape, name

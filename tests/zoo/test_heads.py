@@ -85,7 +85,8 @@ def test_a_head_begins_as_the_targets_last_layer_and_output_head() -> None:
     assert head.target_ids.tolist() == [26, 27, 28, 29, 30]
     assert head.lm_head is not None
     assert torch.equal(head.lm_head.weight, target().lm_head.weight[26:])
-    last, own = target().model.layers[-1], head.midlayer
+    last: Any = target().model.layers[-1]
+    own: Any = head.midlayer
     assert torch.equal(
         own.self_attn.v_proj.weight[:, head.config.hidden_size :], last.self_attn.v_proj.weight
     )

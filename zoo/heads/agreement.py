@@ -12,6 +12,7 @@ from torch import Tensor
 from draftwood.base.errors import InvalidInput
 from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.heads.pairs import PairHead
+from draftwood.strategies.heads.peagle import PEagleHead
 
 from ..distil.rows import Rows, ends_of_text, position_weights
 from .floors import looked_up
@@ -43,7 +44,7 @@ class Agreement:
 @torch.no_grad()
 def agreement_of_rows(
     target: Any,
-    head: PairHead | BlockHead,
+    head: PairHead | BlockHead | PEagleHead,
     rows: Rows,
     *,
     taps: Sequence[int],
@@ -56,7 +57,7 @@ def agreement_of_rows(
 @torch.no_grad()
 def agreement_of_text(
     target: Any,
-    head: PairHead | BlockHead,
+    head: PairHead | BlockHead | PEagleHead,
     rows: Rows,
     text: KnownText,
     *,
@@ -87,7 +88,7 @@ def agreement_of_text(
 
 def agreement(
     target: Any,
-    head: PairHead | BlockHead,
+    head: PairHead | BlockHead | PEagleHead,
     shards: Iterable[Rows],
     *,
     depths: int = DEPTHS,

@@ -6,10 +6,13 @@ from os import PathLike
 from pathlib import Path
 
 from draftwood.base.errors import InvalidInput
+from draftwood.strategies.heads import medusa
 from draftwood.strategies.heads.files import INDEX, WEIGHTS, read_description, read_pickle, write_head
 from draftwood.strategies.heads.found import folder_of
 
 PICKLE = "pytorch_model.bin"
+# By the pickle, what its safetensors are called.
+_FILES = {PICKLE: WEIGHTS, medusa.PICKLE: medusa.SAFE}
 
 
 def converted(name: str | PathLike[str], out: Path) -> int:
@@ -26,13 +29,15 @@ def converted(name: str | PathLike[str], out: Path) -> int:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InvalidInput(f"{str(out)!r} holds something; name a new folder.")
     head = folder_of(name)
-    if not (head / PICKLE).is_file() and any((head / name).is_file() for name in (WEIGHTS, INDEX)):
+    pickle = next((name for name in _FILES if (head / name).is_file()), None)
+    if pickle is None and any((head / name).is_file() for name in (WEIGHTS, INDEX, medusa.SAFE)):
         raise InvalidInput(
             f"{str(head)!r} already holds safetensors, so there is nothing to convert; use it as it is."
         )
-    if not (head / PICKLE).is_file():
+    if pickle is None:
         raise InvalidInput(f"There is no {PICKLE} in {str(head)!r}; name a folder with a head that has one.")
-    description, tensors = read_description(head), read_pickle(head / PICKLE)
+    description, tensors = read_description(head), read_pickle(head / pickle)
     # Tensors that share memory would be refused.
-    write_head(out, description, {name: tensor.clone() for name, tensor in tensors.items()})
+    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    write_head(out, description, copies, weights=_FILES[pickle])
     return len(tensors)

@@ -16,6 +16,7 @@ from draftwood.base.errors import UnsupportedModel
 from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.blocks.over_text import unrolled_blocks
 from draftwood.strategies.heads.pairs import PairHead
+from draftwood.strategies.heads.peagle import PEagleHead
 from draftwood.strategies.heads.unrolled import unrolled
 
 
@@ -44,17 +45,26 @@ class KnownText:
         yield from unrolled(head, embeddings, head.project(self.features), depths=depths, shift=shift)
 
     def guesses(
-        self, target: Any, head: PairHead | BlockHead, *, depths: int, shift: int = 0, first: int = 0
+        self,
+        target: Any,
+        head: PairHead | BlockHead | PEagleHead,
+        *,
+        depths: int,
+        shift: int = 0,
+        first: int = 0,
     ) -> Iterator[Tensor]:
         """Logits `[rows, places, vocab]` of every place from `first` on, a depth at a time.
 
         Args:
-            target: the model, whose embeddings and output head a block drafter takes.
+            target: the model, whose embeddings and output head a drafter without its own takes.
             head: the drafter.
             depths: how many.
             shift: added to the positions of what is drafted.
             first: a place.
         """
+        if isinstance(head, PEagleHead):
+            yield from self._masked_guesses(target, head, depths=depths, shift=shift, first=first)
+            return
         if not isinstance(head, BlockHead):
             for out in self.drafted(head, depths=depths, shift=shift):
                 yield head.target_logits(out[:, first:])
@@ -75,6 +85,18 @@ class KnownText:
                 # The drafts of a place come before the next place.
                 before = None if after is None else pad(after[:, :-1], (0, 0, 1, 0))
             yield head.over_target(logits)
+
+    def _masked_guesses(
+        self, target: Any, head: PEagleHead, *, depths: int, shift: int, first: int
+    ) -> Iterator[Tensor]:
+        parts = head.head
+        table = target.get_input_embeddings() if parts.embed_tokens is None else parts.embed_tokens
+        embeddings = self.embeddings if parts.embed_tokens is None else table(self.tokens)
+        token = torch.tensor(head.config.mask_token_id, device=self.tokens.device)
+        states = parts.project(self.features)
+        mask = table(token), head.masked()
+        for out in unrolled(parts, embeddings, states, depths=depths, shift=shift, mask=mask):
+            yield parts.target_logits(out[:, first:])
 
 
 @attrs.frozen(eq=False)

@@ -18,12 +18,15 @@ from draftwood.strategies.heads.eagle3 import Eagle3Head
 from draftwood.strategies.heads.files import read_description
 from draftwood.strategies.heads.formats import is_head, load_head
 from draftwood.strategies.heads.found import described_in, folder_of
-from draftwood.strategies.heads.peagle import is_peagle
+from draftwood.strategies.heads.peagle import PEagleHead, is_peagle, load_peagle
 from draftwood.strategies.mtp.families import family_of
 from draftwood.strategies.mtp.head import MtpHead
 
+CheckedHead = Eagle3Head | BlockHead | MtpHead | PEagleHead
+"""Heads that are compared with their target on a known text."""
 
-def load_for(name: str | PathLike[str], target: StateBackend) -> Eagle3Head | BlockHead | MtpHead:
+
+def load_for(name: str | PathLike[str], target: StateBackend) -> CheckedHead:
     """Returns the head `name` in the target's dtype on its device; a checkpoint may hold an MTP layer.
 
     Args:
@@ -37,14 +40,11 @@ def load_for(name: str | PathLike[str], target: StateBackend) -> Eagle3Head | Bl
         UnsupportedModel: the target gives no features.
     """
     folder = described_in(name)
-    if is_peagle(folder):
-        raise InvalidInput(
-            f"{str(folder)!r} holds a P-EAGLE head; EAGLE-3 heads, block drafters and MTP layers are checked."
-        )
-    if not is_head(folder) and not is_block(folder) and family_of(read_description(folder)) is not None:
+    known = is_head(folder) or is_block(folder) or is_peagle(folder)
+    if not known and family_of(read_description(folder)) is not None:
         return Mtp(target, folder).head
     folder = folder_of(name)
-    head: Eagle3Head | BlockHead
+    head: Eagle3Head | BlockHead | PEagleHead
     if is_block(folder):
         head = load_block(folder)
         check_block_fits(head, target)
@@ -54,10 +54,11 @@ def load_for(name: str | PathLike[str], target: StateBackend) -> Eagle3Head | Bl
                 "run, and are not checked."
             )
     else:
-        head = load_head(folder)
-        check_fits(head, target)
-    head.config.taps_in(target.feature_layers)
-    if isinstance(head, Eagle3Head) and head.lm_head is None:
-        head.borrow(target.output_head)
+        head = load_peagle(folder) if is_peagle(folder) else load_head(folder)
+        pairs = head.head if isinstance(head, PEagleHead) else head
+        check_fits(pairs, target)
+        if pairs.lm_head is None:
+            pairs.borrow(target.output_head)
+    head.taps_in(target.feature_layers)
     table: Any = target.input_embeddings(torch.zeros(1, dtype=torch.int64))
     return head.to(table).requires_grad_(False)

@@ -15,12 +15,14 @@ import torch
 from draftwood.base.errors import InvalidInput
 from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.heads.eagle3 import Eagle3Head
+from draftwood.strategies.heads.peagle import PEagleHead
 from draftwood.strategies.mtp.head import MtpHead
 
 from ..distil.rows import Rows
 from .agreement import agreement_of_text
 from .known_text import ReadText, read_text
-from .variants import weight_variants, with_config
+from .loading import CheckedHead
+from .variants import mask_variants, weight_variants, with_config
 
 AS_CONFIGURED = "as configured"
 _MARGIN = 0.02  # of agreement, below which a difference is not worth a word
@@ -40,7 +42,7 @@ class Setting:
     """
 
     name: str
-    head: Eagle3Head | BlockHead | MtpHead
+    head: CheckedHead
     taps: tuple[int, ...]
     shift: int = 0
     cause: str = ""
@@ -66,7 +68,7 @@ class Found:
     clear: bool
 
 
-def settings(head: Eagle3Head | BlockHead | MtpHead, target: Any) -> Iterator[Setting]:
+def settings(head: CheckedHead, target: Any) -> Iterator[Setting]:
     """The configured setting, and every one that differs in one thing.
 
     Args:
@@ -84,6 +86,9 @@ def settings(head: Eagle3Head | BlockHead | MtpHead, target: Any) -> Iterator[Se
         yield Setting(f"positions of drafted tokens {shift:+d}", head, taps, shift, _POSITIONS)
     for variant in weight_variants(head, target):
         yield Setting(variant.name, variant.head, taps, cause=variant.cause)
+    if isinstance(head, BlockHead | PEagleHead):
+        for variant in mask_variants(head, target):
+            yield Setting(variant.name, variant.head, taps, cause=variant.cause)
     yield from _of_blocks(head, taps) if isinstance(head, BlockHead) else _of_norms(head, taps)
 
 
@@ -93,7 +98,9 @@ _POSITIONS = (
 _TAPS = "it reads other layers of the target than its config names; write these there, or give -o taps="
 
 
-def _of_taps(head: Eagle3Head | BlockHead, taps: tuple[int, ...], layers: int) -> Iterator[Setting]:
+def _of_taps(
+    head: Eagle3Head | BlockHead | PEagleHead, taps: tuple[int, ...], layers: int
+) -> Iterator[Setting]:
     """Neighbours of the taps, the usual ones of other makers, and the same in another order."""
     count = len(taps)
     tried: dict[tuple[int, ...], str] = {taps: ""}
@@ -118,12 +125,13 @@ def _of_taps(head: Eagle3Head | BlockHead, taps: tuple[int, ...], layers: int) -
             yield Setting(f"{words} ({', '.join(map(str, other))})", head, other, cause=_TAPS)
 
 
-def _of_norms(head: Eagle3Head, taps: tuple[int, ...]) -> Iterator[Setting]:
-    # A norm without weights cannot be tried, but one can be left out.
-    switches = ["norm_before_residual", "norm_output"]
-    switches += [name for name in ("norm_before_fc", "fc_norm") if getattr(head.config, name)]
+def _of_norms(head: Eagle3Head | PEagleHead, taps: tuple[int, ...]) -> Iterator[Setting]:
+    config = head.config.head if isinstance(head, PEagleHead) else head.config
+    # A norm without weights cannot be tried, but one can be left out; P-EAGLE recycles nothing.
+    switches = ["norm_before_residual", *([] if isinstance(head, PEagleHead) else ["norm_output"])]
+    switches += [name for name in ("norm_before_fc", "fc_norm") if getattr(config, name)]
     for name in switches:
-        change = {name: not getattr(head.config, name)}
+        change = {name: not getattr(config, name)}
         words = f"{name} {str(change[name]).lower()}"
         cause = f"its config has this norm wrong; write {words.replace(' ', ': ')} there"
         yield Setting(words, with_config(head, change), taps, cause=cause)
@@ -164,9 +172,7 @@ def _of_a_layer(head: MtpHead, taps: tuple[int, ...]) -> Iterator[Setting]:
 
 
 @torch.no_grad()
-def compared(
-    target: Any, head: Eagle3Head | BlockHead | MtpHead, prompts: Sequence[Rows], *, depths: int
-) -> list[Found]:
+def compared(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, depths: int) -> list[Found]:
     """Returns every setting on the target's own greedy text after each of `prompts`, the configured first.
 
     Raises:
@@ -176,6 +182,8 @@ def compared(
         raise InvalidInput("A text of four tokens or more after each of the prompts is needed; give some.")
     if isinstance(head, BlockHead):
         depths = min(depths, max(head.config.block_size - 1, 1))
+    if isinstance(head, PEagleHead):
+        depths = min(depths, head.config.depths)
     texts = [read_text(target, rows.tokens) for rows in prompts]
     found: list[Found] = []
     before: torch.Tensor | None = None

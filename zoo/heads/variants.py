@@ -12,8 +12,9 @@ from torch import Tensor
 
 from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.heads.eagle3 import Eagle3Head
+from draftwood.strategies.heads.peagle import PEagleHead
 
-Head = Eagle3Head | BlockHead
+Head = Eagle3Head | BlockHead | PEagleHead
 _BASES = (10_000.0, 500_000.0, 1_000_000.0)
 _WHOLE = {"partial_rotary_factor": 1.0}
 
@@ -41,6 +42,8 @@ def with_config(head: Head, change: Mapping[str, Any], *, weights: Mapping[str, 
         change: fields of its configuration.
         weights: replace its weights, by name.
     """
+    if isinstance(head, PEagleHead):
+        return _around(head, with_config(head.head, change, weights=weights))
     made = type(head)
     with torch.device("meta"):
         other = made(attrs.evolve(head.config, **change), target_ids=head.target_ids.cpu())  # type: ignore[arg-type]
@@ -58,6 +61,10 @@ def weight_variants(head: Head, target: Any) -> Iterator[Variant]:
         head: the head.
         target: the transformers model that it was made for.
     """
+    if isinstance(head, PEagleHead):
+        for variant in weight_variants(head.head, target):
+            yield attrs.evolve(variant, head=_around(head, variant.head))
+        return
     yield from _of_map(head)
     yield from _of_tables(head, target)
     yield from _of_rotation(head, target)
@@ -71,7 +78,38 @@ def weight_variants(head: Head, target: Any) -> Iterator[Variant]:
         )
 
 
-def _of_map(head: Head) -> Iterator[Variant]:
+def _around(head: PEagleHead, parts: Any) -> PEagleHead:
+    """Returns the P-EAGLE head whose parts that an EAGLE-3 head has too are `parts`."""
+    other = copy(head)
+    other._modules = {**head._modules, "head": parts}
+    other.config = attrs.evolve(head.config, head=parts.config)
+    return other
+
+
+def mask_variants(head: BlockHead | PEagleHead, target: Any) -> Iterator[Variant]:
+    """Yields the head with other tokens as its mask: those at both ends of the vocabulary and special ones.
+
+    Args:
+        head: the head.
+        target: the transformers model that it was made for.
+    """
+    config = target.config.get_text_config(decoder=True)
+    told = [getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "pad", "mask")]
+    special = [one for ids in told for one in (ids if isinstance(ids, list) else [ids])]
+    last = int(config.vocab_size) - 1
+    for token in dict.fromkeys([*special, 0, 1, 2, 3, last - 1, last]):
+        if type(token) is not int or not 0 <= token <= last or token == head.config.mask_token_id:
+            continue
+        other = copy(head)
+        other.config = attrs.evolve(head.config, mask_token_id=token)
+        yield Variant(
+            f"mask_token_id {token}",
+            "its mask_token_id is another token than in its training; copy the one of that training",
+            other,
+        )
+
+
+def _of_map(head: Eagle3Head | BlockHead) -> Iterator[Variant]:
     if head.all_tokens:
         return
     count, vocabulary = len(head.target_ids), head.config.vocab_size
@@ -88,7 +126,7 @@ def _of_map(head: Head) -> Iterator[Variant]:
         yield Variant(name, "its map d2t holds something else than offsets; write it anew", other)
 
 
-def _of_tables(head: Head, target: Any) -> Iterator[Variant]:
+def _of_tables(head: Eagle3Head | BlockHead, target: Any) -> Iterator[Variant]:
     output, words = target.get_output_embeddings(), target.get_input_embeddings()
     config = head.config
     # Where the target scales its embeddings, its module does, so it is used as a whole.
@@ -110,7 +148,7 @@ def _of_tables(head: Head, target: Any) -> Iterator[Variant]:
         )
 
 
-def _of_rotation(head: Head, target: Any) -> Iterator[Variant]:
+def _of_rotation(head: Eagle3Head | BlockHead, target: Any) -> Iterator[Variant]:
     config = target.config.get_text_config(decoder=True)
     theirs = getattr(config, "rope_parameters", None) or {}
     ours = dict(head.config.rope)
@@ -125,7 +163,7 @@ def _of_rotation(head: Head, target: Any) -> Iterator[Variant]:
             yield _rotated(head, rope, f"partial_rotary_factor {part:g}")
 
 
-def _rotated(head: Head, rope: Mapping[str, Any], words: str) -> Variant:
+def _rotated(head: Eagle3Head | BlockHead, rope: Mapping[str, Any], words: str) -> Variant:
     return Variant(
         words,
         f"its rotation is another than its config says; write {words.replace(' ', ': ')} there",

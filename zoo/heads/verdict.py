@@ -10,12 +10,13 @@ import attrs
 import torch
 
 from draftwood.strategies.blocks.head import BlockHead
-from draftwood.strategies.heads.eagle3 import Eagle3Head
+from draftwood.strategies.heads.peagle import PEagleHead
 from draftwood.strategies.mtp.head import MtpHead
 
 from ..distil.rows import Rows
 from .floors import Floors
 from .known_text import known_text
+from .loading import CheckedHead
 from .settings import Found
 
 _OF_FIRST = 0.4  # share of the first token's, below which the second says that drafting on fails
@@ -37,7 +38,7 @@ class Verdict:
 
 def verdict_of(
     target: Any,
-    head: Eagle3Head | BlockHead | MtpHead,
+    head: CheckedHead,
     prompts: Sequence[Rows],
     found: Sequence[Found],
     floors: Floors,
@@ -57,15 +58,17 @@ def verdict_of(
                 True, f"The head is broken: {name} holds values that are not finite; copy it again."
             )
     first = found[0].by_depth[0]
-    best = max(found, key=lambda one: one.gain)
     below = first < floors.least
+    # A setting that stays below the floor too does not mend the head, however clearly it is better.
+    mending = [one for one in found if one.clear and (not below or one.by_depth[0] >= floors.least)]
+    best = max(mending, key=lambda one: one.gain, default=None)
     if below and _map_is_wrong(target, head, prompts, first, floors):
         return Verdict(
             True,
             "The head is broken: its map d2t names wrong tokens, for its guesses do tell what follows; "
             "copy the map of this very head.",
         )
-    if best.clear:
+    if best is not None:
         return Verdict(
             True,
             f"Another setting than the configured one is better: {best.name}, by {best.gain:.3f} of the "
@@ -87,12 +90,12 @@ def verdict_of(
     return Verdict(False, "The configured setting is the best of these, and above what needs no head.")
 
 
-def _trained_for_one(head: Eagle3Head | BlockHead | MtpHead) -> bool:
+def _trained_for_one(head: CheckedHead) -> bool:
     return isinstance(head, MtpHead) and head.layout.trained_depths == 1
 
 
-def _cause_of_depth(head: Eagle3Head | BlockHead | MtpHead) -> str:
-    if isinstance(head, BlockHead):
+def _cause_of_depth(head: CheckedHead) -> str:
+    if isinstance(head, BlockHead | PEagleHead):
         return (
             "mask_token_id is another token than in its training, or its layers see other slots; write the "
             "right one into its config"
@@ -103,7 +106,7 @@ def _cause_of_depth(head: Eagle3Head | BlockHead | MtpHead) -> str:
 @torch.no_grad()
 def _map_is_wrong(
     target: Any,
-    head: Eagle3Head | BlockHead | MtpHead,
+    head: CheckedHead,
     prompts: Sequence[Rows],
     first: float,
     floors: Floors,
