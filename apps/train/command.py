@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -185,7 +184,7 @@ def _train(
         )
         shards = target_text.shown(target, learnt, rows.folder / run.TRAIN, plan, "writing rows")
     head = training.new(shards)
-    run_through = show.shown(
+    state = show.learning(
         training.trained(
             target,
             head,
@@ -194,12 +193,8 @@ def _train(
             checkpoint=out / run.CHECKPOINT,
             every=max(1, recipe.steps // _CHECKPOINTS),
         ),
-        "training",
         total=recipe.steps,
-        at=lambda now: now.step,
-        say=lambda now: f"loss {now.loss:.3f}",
     )
-    state = deque(run_through, maxlen=1).pop()
     content = {
         "format": run.FORMAT,
         "version": run.VERSION,
