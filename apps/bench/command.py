@@ -17,6 +17,7 @@ from draftwood.apps.bench.measure import run
 from draftwood.apps.bench.plan import BenchPlan, data_sets, from_document, from_file
 from draftwood.apps.files.datasets import DataSet
 from draftwood.apps.models import by_name as models
+from draftwood.apps.models.chat import AsChat
 from draftwood.apps.terminal.progress import watched
 from draftwood.apps.terminal.shown import to_stderr
 from draftwood.base.errors import DraftwoodError, InvalidInput
@@ -37,7 +38,8 @@ def bench(
         Path | None, typer.Option("--file", help="A TOML file with the run; flags override it.")
     ] = None,
     pair: Annotated[
-        list[str] | None, typer.Option(help="TARGET,DRAFT: folders, zoo or hub names; repeatable.")
+        list[str] | None,
+        typer.Option(help="TARGET,DRAFT: folders, zoo or hub names; DRAFT may be a head; repeatable."),
     ] = None,
     strategy: Annotated[
         list[str] | None,
@@ -59,6 +61,7 @@ def bench(
     turns: Annotated[
         int | None, typer.Option(help="Turns of a conversation; default: all.", show_default=False)
     ] = None,
+    chat: AsChat = False,
     repetitions: Annotated[int | None, typer.Option(help="Texts a prompt; default 1.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of all that is drawn; default 0.")] = None,
     dtype: Annotated[models.Dtype | None, typer.Option(help="Precision of the models.")] = None,
@@ -114,6 +117,7 @@ def bench(
       draftwood bench --report mine --latex table.tex
       draftwood bench --to mine --ray auto
       draftwood bench --pair big/,small/ --offload scratch/ --budget 64
+      draftwood bench --pair big/,head/ --chat --strategy dyspec --budget 16
       draftwood bench --paper dyspec-table1 --data notes.txt --to table1
     """
     flags: dict[str, Any] = {
@@ -126,6 +130,7 @@ def bench(
         "new_tokens": new_tokens,
         "prompts": prompts,
         "turns": turns,
+        "chat": chat or None,
         "repetitions": repetitions,
         "seed": seed,
         "dtype": dtype and str(dtype),

@@ -49,8 +49,8 @@ def _caption(rows: Sequence[ResultRow], described: Mapping[str, Any]) -> str:
     prompts = sorted({row.prompts for row in rows if not row.refused})
     counted = f"{prompts[0]}" if len(prompts) == 1 else f"{prompts[0]} to {prompts[-1]}"
     return (
-        f"Tokens per second divided by the rate of generate(), {counted} prompts per block, with 95 % intervals "
-        "bootstrapped over prompts. Tokens per round leave out a token from the prompt's pass. "
+        f"Tokens per second divided by the rate of generate(), {counted} prompts per block, with 95 % "
+        "intervals bootstrapped over prompts. Tokens per round leave out a token from the prompt's pass. "
         f"{show.headline(described)}."
     )
 

@@ -365,10 +365,10 @@ def _acceptance(pair: str, cells: Sequence[Mapping[str, Any]]) -> Any:
 
 def _passes(pair: str, cell: Mapping[str, Any]) -> Any:
     """Time of a pass against its nodes, with the fits of STree's equations 7 and 8."""
-    figure, axes = _panels(
-        "Time of a pass against its nodes", pair.replace(",", " with "), 1, 2, height=3.3, share=False
-    )
-    for axis, name, colour in zip(axes[0], ("target", "draft"), _COLOURS, strict=False):
+    names = [name for name in ("target", "draft") if cell[name] is not None]
+    title = "Time of a pass against its nodes"
+    figure, axes = _panels(title, pair.replace(",", " with "), 1, len(names), height=3.3, share=False)
+    for axis, name, colour in zip(axes[0], names, _COLOURS, strict=False):
         times = {int(size): taken for size, taken in cell[name]["seconds"].items()}
         fit = PassTime(**cell[name]["fit"])
         for size, taken in times.items():

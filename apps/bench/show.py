@@ -138,12 +138,12 @@ def _table(rows: Sequence[ResultRow], columns: Sequence[Column], console: Consol
 def notes(rows: Sequence[ResultRow], described: Mapping[str, Any]) -> list[str]:
     """Returns the notes below the tables, each a sentence or two."""
     words = ["In brackets: 95 % intervals, bootstrapped over prompts."]
-    if any(row.prompts < 10 for row in rows):
-        least = min(row.prompts for row in rows)
+    least = min((row.prompts for row in rows if not row.refused), default=0)
+    if 0 < least < 10:
         words.append(f"Some rest on only {least} prompt{'s' if least > 1 else ''}; take them for a hint.")
     precisions = {row.check.precision for row in rows if row.check.precision}
     if precisions:
-        words.append(f"Texts at temperature 0 were compared with the texts of generate() in {precisions.pop()}.")
+        words.append(f"Texts at temperature 0 were compared with those of generate() in {precisions.pop()}.")
         if any(row.check.agreement not in (None, 1) for row in rows):
             words.append("Where they differ in half precision, equal choices were rounded apart.")
     if any((row.check.p_value, row.check.p_together) != (None, None) for row in rows):
