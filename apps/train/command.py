@@ -13,6 +13,7 @@ from draftwood.apps.files.machine import device_name, versions
 from draftwood.apps.models import by_name as models
 from draftwood.apps.terminal.shown import to_stderr
 from draftwood.apps.train.kinds import Kind, Training, check_options, training_of
+from draftwood.apps.train.race import race
 from draftwood.apps.train.report import report
 from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.base.whole_files import write_json
@@ -160,14 +161,14 @@ def train(
     streams = texts.streams(files, loaded.tokenizer, longest=max(plan.prompts))
     with work.opened():
         try:
-            _train(teacher, training, streams, plan, text_of_target, out, target)
+            _train(loaded, training, streams, plan, text_of_target, out, target)
         except KeyboardInterrupt:
             to_stderr(f"The same command continues from the files in {out}.")
             raise
 
 
 def _train(
-    target: Any,
+    loaded: models.Loaded,
     training: Training,
     streams: dict[str, Any],
     plan: RowPlan,
@@ -175,7 +176,7 @@ def _train(
     out: Path,
     name: str,
 ) -> None:
-    recipe = training.recipe
+    recipe, target = training.recipe, loaded.target.model
     learnt = {stream: tokens for stream, (tokens, _) in streams.items()}
     unseen = {stream: tokens for stream, (_, tokens) in streams.items()}
     with rows.opened():
@@ -209,6 +210,8 @@ def _train(
         "versions": versions(),
     }
     run.save_beside(lambda part: training.save(head, part), out)
+    to_stderr("Racing a tree of the head against generate().")
+    content["race"] = race(loaded, out, tests)
     write_json(out / run.REPORT, content)
     report(content)
     to_stderr(f"{out}: draftwood generate --target {name} --drafter {out} takes it.")
