@@ -51,7 +51,7 @@ Engine = Annotated[
     EngineName,
     typer.Option(
         help="What runs the models: eager; inductor compiles them; openvino, on a CPU, needs "
-        "draftwood[openvino]; auto takes openvino where it serves."
+        "draftwood[openvino]; auto takes openvino where it supports the model."
     ),
 ]
 """The option of every command that grows trees."""

@@ -43,7 +43,7 @@ class DeviceForm:
     """A kernel that judges the trees of all rows.
 
     Attributes:
-        serves: whether it takes targets like these.
+        serves: function that says whether it takes these targets.
         walk: it.
         uniforms: how many numbers of a row's stream it may use for a tree of so many nodes.
     """
@@ -133,7 +133,7 @@ def batch_arrays(trees: TreeBatch, targets: Tensor, uniforms: Floats) -> TreeArr
     Args:
         trees: of all rows.
         targets: the target's distributions `[rows, nodes, vocab]`.
-        uniforms: of every row's stream, `[rows, numbers]`, NaN behind its end.
+        uniforms: of every row's stream, `[rows, numbers]`, NaN after its end.
 
     Returns:
         None for laws that need a look at the nodes, and for distributions that no kernel can read.
