@@ -358,7 +358,7 @@ def _verdict(model: Any, method: str, make: Callable[[Any], StateBackend]) -> st
             and (end := make(model).max_length) is not None
         ):
             log.info(
-                "%s is supported up to %d tokens: beyond them its keys are rotated by the length of the text.",
+                "%s is supported up to %d tokens: later keys are rotated by the length of the text.",
                 type(model).__name__,
                 end,
             )

@@ -95,7 +95,7 @@ class BlockConfig:
         if self.feature_width != self.hidden_size and not (self.own_embedding and self.own_head):
             raise InvalidInput(
                 f"The block drafter's width is {self.hidden_size} and its target's {self.feature_width}, so "
-                "it needs its own table of words and output head; give it both."
+                "it needs a table of words and an output head; give it both."
             )
         if self.gru and self.markov_rank:
             raise InvalidInput(
