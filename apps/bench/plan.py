@@ -204,9 +204,11 @@ def from_file(file: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(f"{str(file)!r} is not TOML: {error}.") from error
     except ValueError as error:  # Python reads no integer of thousands of digits
-        raise InvalidInput(f"{str(file)!r} holds a number that is too large.") from error
+        raise InvalidInput(f"{str(file)!r} holds a number that is too large; give a smaller one.") from error
     except RecursionError as error:
-        raise InvalidInput(f"{str(file)!r} is nested too deeply.") from error
+        raise InvalidInput(
+            f"{str(file)!r} is nested too deeply; give flat keys, as the page Evaluate shows."
+        ) from error
     names = [field.name for field in attrs.fields(BenchPlan)]
     for name in fields:
         if name not in names:

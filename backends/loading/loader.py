@@ -297,7 +297,9 @@ def _explained(name: str, error: Exception) -> DraftwoodError:
     if fault is not None and fault.kind == "disk":
         return InvalidInput(f"There is no room for what {name} needs ({reason[:160]}); name another folder.")
     if "Unrecognized configuration class" in text:
-        return UnsupportedModel(f"{name} is not a causal language model ({reason[:160]}).")
+        return UnsupportedModel(
+            f"{name} is not a causal language model ({reason[:160]}); name a decoder-only one."
+        )
     if isinstance(error, OSError) and not Path(name).is_dir():
         return InvalidInput(
             f"{name} is neither a folder here nor a model that the hub gave ({reason[:160]}); check the name."

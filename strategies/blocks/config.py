@@ -80,7 +80,7 @@ class BlockConfig:
         if self.attention_heads % self.key_value_heads:
             raise InvalidInput(
                 f"The block drafter has {self.attention_heads} query heads and {self.key_value_heads} of "
-                "keys, which do not divide them."
+                "keys, which do not divide them; copy its description again."
             )
         if self.proposed > self.vocab_size:
             raise InvalidInput(

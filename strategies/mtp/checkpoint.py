@@ -57,7 +57,9 @@ def load_layer(folder: str | PathLike[str]) -> MtpHead:
     except (RuntimeError, TypeError, ValueError, ArithmeticError, MemoryError) as error:
         # transformers' classes fail in many ways where sizes do not fit each other.
         reason = " ".join(str(error).split())[:120].rstrip(".")
-        raise InvalidInput(f"The config in {where} has sizes that no layer has ({reason}).") from error
+        raise InvalidInput(
+            f"The config in {where} has sizes that no layer has ({reason}); copy it again."
+        ) from error
     _check(stored, head, where)
     _common_dtype(stored)
     head.load_state_dict(stored, assign=True)
