@@ -1,4 +1,4 @@
-"""`draftwood strategies`: everything that is registered, one line each, or one strategy in full."""
+"""`draftwood strategies`: the names of all that is registered, the lines of a kind, or one in full."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from shutil import get_terminal_size
-from textwrap import shorten
+from textwrap import shorten, wrap
 from typing import Annotated, Any
 
 import attrs
@@ -18,6 +18,8 @@ from draftwood.apps.terminal.shown import say, to_stderr, write_out
 from draftwood.base.errors import UnknownStrategy, nearest
 from draftwood.protocols import registry
 from draftwood.protocols.compatibility import registered_laws
+
+_WHOLE: Any = {"break_long_words": False, "break_on_hyphens": False}
 
 
 @attrs.frozen
@@ -145,50 +147,80 @@ def _default(parameter: inspect.Parameter) -> str | None:
 
 def strategies(
     name: Annotated[
-        str | None, typer.Argument(help="Show all that has this name in full.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="A strategy to show in full, or a kind: recipes, policies, verifiers or drafters.",
+            show_default=False,
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
     """List what is installed, or show one strategy in full.
 
-    Drafters, policies, verifiers and recipes. One marked "lossy" does not keep the target's law.
+    Without a name, the names of all recipes, policies, verifiers and drafters. A verifier marked with *
+    is lossy: it does not keep the target's distribution.
 
     \b
     Examples:
       draftwood strategies
+      draftwood strategies recipes
       draftwood strategies dyspec
       draftwood strategies --json
     """
     chosen = entries()
     for sentence in registry.strange_entries():
         to_stderr(sentence)
-    if name is not None:
-        known = sorted({entry.name for entry in chosen})
+    if name in registry.KINDS:
+        chosen = [entry for entry in chosen if entry.kind == name]
+    elif name is not None:
+        known = sorted({entry.name for entry in chosen} | set(registry.KINDS))
         chosen = [entry for entry in chosen if entry.name == name]
         if not chosen:
             raise UnknownStrategy(f"There is no strategy {name!r}{nearest(name, known)}")
     if as_json:
         write_out(json.dumps([attrs.asdict(entry) for entry in chosen], indent=1) + "\n")
     elif name is None:
-        _list(chosen)
+        _names(chosen)
+    elif name in registry.KINDS:
+        _lines(chosen)
     else:
         write_out("\n\n".join(map(_in_full, chosen)) + "\n")
 
 
-def _list(listed: Sequence[Entry]) -> None:
-    """One line a strategy, as wide as the terminal."""
+_SHORT = {
+    "recipes": "methods of the literature, made of the others (--recipe)",
+    "policies": "how a draft tree grows (--policy)",
+    "verifiers": "how a draft tree is judged (--verifier)",
+    "drafters": "what the drafts come from (--drafter, besides model names)",
+}
+
+
+def _names(listed: Sequence[Entry]) -> None:
+    """Print the names of every kind, as wide as the terminal."""
     width = get_terminal_size().columns
-    for kind in registry.KINDS:
+    for kind, words in _SHORT.items():
         of_kind = [entry for entry in listed if entry.kind == kind]
-        names = max((len(entry.name) for entry in of_kind), default=0)
-        say(f"{kind}:")
-        for entry in of_kind:
-            text = f"cannot be loaded: {entry.problem}" if entry.problem else entry.summary
-            text = f"(lossy) {text}" if entry.lossless is False else text
-            text = shorten(text, max(width - names - 4, 20), placeholder=" ...")
-            say(f"  {entry.name:<{names}}  {text}")
-        say()
-    say("draftwood strategies NAME shows one in full.")
+        marks = {entry.name: "*" if entry.lossless is False else "" for entry in of_kind}
+        broken = [entry for entry in of_kind if entry.problem]
+        names = [name + mark for name, mark in marks.items()]
+        say(shorten(f"{kind}: {words}", width, placeholder=" ..."))
+        for line in wrap("  ".join(names), width, initial_indent="  ", subsequent_indent="  ", **_WHOLE):
+            say(line)
+        for entry in broken:
+            say(shorten(f"  {entry.name} cannot be loaded: {entry.problem}", width, placeholder=" ..."))
+    if any(entry.lossless is False for entry in listed):
+        say("* lossy: the target's distribution is not kept.")
+    say("A line each: draftwood strategies recipes. In full: draftwood strategies NAME")
+
+
+def _lines(listed: Sequence[Entry]) -> None:
+    """Print one line per strategy, as wide as the terminal."""
+    width = get_terminal_size().columns
+    names = max((len(entry.name) for entry in listed), default=0)
+    for entry in listed:
+        text = f"cannot be loaded: {entry.problem}" if entry.problem else entry.summary
+        text = f"(lossy) {text}" if entry.lossless is False else text
+        say(f"{entry.name:<{names}}  {shorten(text, max(width - names - 2, 20), placeholder=' ...')}")
 
 
 def _in_full(entry: Entry) -> str:

@@ -11,7 +11,7 @@ from draftwood import Deterministic, Growing, LevelPlan, Siblings, TokenTree, Tr
 class LikelyPaths:
     """A growing tree whose children are the draft's best continuations; its law is `Deterministic`.
 
-    Every choice is a function of the draft's distributions alone, so nodes may be dropped for any reason
+    Every choice only depends on the draft's distributions, so nodes may be dropped for any reason
     that is one too.
 
     Attributes:
@@ -59,7 +59,7 @@ class LikelyPaths:
         """The `count` most likely drafted nodes, the most likely first.
 
         They hang together, and of siblings the first ones are among them: no node is worth more than its
-        parent or an earlier sibling, and of equal ones the earlier stands first.
+        parent or an earlier sibling, and of equal ones the earlier comes first.
         """
         ranked = sorted(range(1, len(self.tree)), key=lambda node: -self.path_probs[node])[:count]
         return [node for node in ranked if self.path_probs[node] > above]

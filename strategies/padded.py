@@ -1,4 +1,4 @@
-"""Arrays with room behind them."""
+"""Arrays with room after their values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Number = TypeVar("Number", bound=np.generic)
 
 
 def widened(values: NDArray[Number], columns: int, none: int = 0) -> NDArray[Number]:
-    """`values` `[rows, m, ...]` with `none` behind them, `[rows, columns, ...]`; quicker than `np.pad`."""
+    """Returns `values` `[rows, m, ...]` and then `none`, `[rows, columns, ...]`; quicker than `np.pad`."""
     wide = np.full((len(values), columns, *values.shape[2:]), none, values.dtype)
     wide[:, : values.shape[1]] = values
     return wide

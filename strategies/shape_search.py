@@ -24,7 +24,7 @@ LEVELS = 4
 """Depths that are told apart: children of the root, their children, ..., and all that lies deeper."""
 
 RANKS = (1, 3)
-"""Parents are told apart by their own rank: 0, then up to 2, then those behind."""
+"""Parents are told apart by their own rank: 0, then up to 2, then larger ones."""
 
 FEW = 50.0
 """A share of few parents leans on what was seen elsewhere, which counts for so many parents on the path."""
@@ -83,7 +83,7 @@ class SiblingShares:
         self._tables.clear()
 
     def table(self, depth: int, parent_rank: int) -> Chances:
-        """The shares of siblings whose parent stands at `depth` (the root: 0) and has this rank.
+        """Returns the shares of siblings whose parent is at `depth` (the root: 0) and has this rank.
 
         Returns:
             float64 `[widest, widest]`: for 1, 2, ... siblings, the share of every rank; 0 beyond.
@@ -147,7 +147,7 @@ def sibling_ranks(tree: TokenTree) -> list[int]:
 
 
 def probe_shapes(budget: int) -> list[Shape]:
-    """Shapes of up to `budget` nodes with many numbers of siblings at many places; chains stand first."""
+    """Returns shapes of up to `budget` nodes with many numbers of siblings at many places; chains first."""
     shapes: list[Shape] = []
     for chains in (chains for chains in (1, 4) if chains <= budget):
         length = min(budget // chains, _LONGEST)
@@ -175,11 +175,11 @@ def measured_shares(
     seed: int = 0,
     shares: SiblingShares | None = None,
 ) -> SiblingShares:
-    """Shares of siblings while the pair writes texts behind `prompts` with sorted trees of every shape.
+    """Measures shares of siblings while the pair writes texts after `prompts` with sorted trees.
 
     Args:
         target, drafter: as `SpeculativeDecoder` takes them.
-        prompts: of calibration; those of a test are others.
+        prompts: of calibration, not of a test.
         shapes: of the trees.
         verifier: whose chances are measured.
         sampling: of the target.
@@ -310,7 +310,7 @@ class _Plan:
     Attributes:
         values: the most tokens for so many nodes, `[budget + 1]`.
         counts: numbers of siblings that bring it, `[budget + 1]`.
-        spent: for a number of siblings, by rank and nodes left for it and those behind: nodes for it and
+        spent: for a number of siblings, by rank and nodes left for it and later ones: nodes for it and
             what hangs below it.
     """
 

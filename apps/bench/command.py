@@ -9,21 +9,28 @@ from typing import Annotated, Any
 import typer
 
 from draftwood.apps.bench import figures, papers, show, spec_bench
+from draftwood.apps.bench import latex as latex_table
+from draftwood.apps.bench import report as page
 from draftwood.apps.bench.folder import Folder, describe, finished, opened, stored
 from draftwood.apps.bench.grid import Cell, cells
 from draftwood.apps.bench.measure import run
 from draftwood.apps.bench.plan import BenchPlan, data_sets, from_document, from_file
 from draftwood.apps.files.datasets import DataSet
 from draftwood.apps.models import by_name as models
+from draftwood.apps.models.chat import AsChat
 from draftwood.apps.terminal.progress import watched
 from draftwood.apps.terminal.shown import to_stderr
 from draftwood.base.errors import DraftwoodError, InvalidInput
-from draftwood.base.whole_files import write_json
+from draftwood.base.whole_files import check_writable, write_json, write_text
 
 JSON, CSV, PLOTS, ANSWERS = "results.json", "results.csv", "plots", "spec-bench"
 
 
 def bench(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(help="With --report: the results folder, instead of --to.", show_default=False),
+    ] = None,
     to: Annotated[
         Path, typer.Option(help="The results folder; a run that was broken off in it goes on.")
     ] = Path("draftwood-bench"),
@@ -31,7 +38,8 @@ def bench(
         Path | None, typer.Option("--file", help="A TOML file with the run; flags override it.")
     ] = None,
     pair: Annotated[
-        list[str] | None, typer.Option(help="TARGET,DRAFT: folders, zoo or hub names; repeatable.")
+        list[str] | None,
+        typer.Option(help="TARGET,DRAFT: folders, zoo or hub names; DRAFT may be a head; repeatable."),
     ] = None,
     strategy: Annotated[
         list[str] | None,
@@ -53,6 +61,7 @@ def bench(
     turns: Annotated[
         int | None, typer.Option(help="Turns of a conversation; default: all.", show_default=False)
     ] = None,
+    chat: AsChat = False,
     repetitions: Annotated[int | None, typer.Option(help="Texts a prompt; default 1.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of all that is drawn; default 0.")] = None,
     dtype: Annotated[models.Dtype | None, typer.Option(help="Precision of the models.")] = None,
@@ -80,15 +89,22 @@ def bench(
         bool, typer.Option("--spec-bench", help="Write the answers as Spec-Bench's own files too.")
     ] = False,
     report: Annotated[
-        bool, typer.Option("--report", help="Measure nothing; show what is in the folder.")
+        bool,
+        typer.Option(
+            "--report", help="Measure nothing; show what is in the folder, and write it as a page with plots."
+        ),
     ] = False,
+    latex: Annotated[
+        Path | None,
+        typer.Option(help="A file for the results as a LaTeX table (booktabs).", show_default=False),
+    ] = None,
 ) -> None:
     """Measure strategies side by side on models and prompts.
 
     Temperatures, budgets and lengths are swept. Every text is on disk as soon as it is written, so a run that
     was broken off goes on where it stopped. Ordinary generate() always runs along, taking turns with the
     others, and their texts are compared with its. The folder holds results.json, results.csv, and with
-    --plots the plots.
+    --plots the plots; --report adds report.html and report.md.
 
     \b
     Examples:
@@ -98,9 +114,10 @@ def bench(
       draftwood bench --temperature 0 --temperature 0.6 --budget 8 --budget 32
       draftwood bench --strategy my_policy:Comb:length=4 --strategy chain
       draftwood bench --file run.toml --prompts 20
-      draftwood bench --to mine --report --plots
+      draftwood bench --report mine --latex table.tex
       draftwood bench --to mine --ray auto
       draftwood bench --pair big/,small/ --offload scratch/ --budget 64
+      draftwood bench --pair big/,head/ --chat --strategy dyspec --budget 16
       draftwood bench --paper dyspec-table1 --data notes.txt --to table1
     """
     flags: dict[str, Any] = {
@@ -113,6 +130,7 @@ def bench(
         "new_tokens": new_tokens,
         "prompts": prompts,
         "turns": turns,
+        "chat": chat or None,
         "repetitions": repetitions,
         "seed": seed,
         "dtype": dtype and str(dtype),
@@ -124,6 +142,14 @@ def bench(
         "paper": paper,
     }
     flags = {name: value for name, value in flags.items() if value is not None}
+    if folder is not None and not report:
+        raise InvalidInput(
+            f"{str(folder)!r} was given as a folder to report on; add --report, or give --to {folder} to "
+            "measure into it."
+        )
+    to = folder or to
+    if latex is not None:
+        check_writable(latex)
     if plots:
         check_plots()
     if workers is not None and ray is None:
@@ -145,7 +171,7 @@ def bench(
         if answers:
             spec_bench.check(data_sets(plan))
         names = _measure(plan, to) if ray is None else _measure_over_ray(plan, to, ray, workers)
-    _write(to, plan, names, plots)
+    _write(to, plan, names, plots=plots, report=report, latex=latex)
     if answers:
         to_stderr(f"{to / ANSWERS}: {', '.join(spec_bench.write(to / ANSWERS, finished(to)))}")
 
@@ -202,7 +228,9 @@ def _watched(folder: Folder, missing: list[Cell], steps: Iterator[Cell]) -> None
     watched(steps, "measuring", total=len(missing), console=PlainConsole(stderr=True))
 
 
-def _write(to: Path, plan: BenchPlan, names: list[str], plots: bool) -> None:
+def _write(
+    to: Path, plan: BenchPlan, names: list[str], *, plots: bool, report: bool, latex: Path | None
+) -> None:
     from draftwood.apps.terminal.plain_console import PlainConsole
 
     described, known = stored(to), finished(to)
@@ -215,21 +243,36 @@ def _write(to: Path, plan: BenchPlan, names: list[str], plots: bool) -> None:
         content["paper"] = papers.document(table, rows)
     write_json(to / JSON, content)
     show.write_csv(to / CSV, rows, described)
-    written = [JSON, CSV]
-    if plots:
+    written, drawn = [JSON, CSV], list[str]()
+    if plots or (report and _can_plot()):
         from draftwood.apps.bench.plots import draw
 
-        written += [f"{PLOTS}/{one}" for one in draw(to / PLOTS, rows, known)]
+        drawn = draw(to / PLOTS, rows, known)
+        written += [f"{PLOTS}/{one}" for one in drawn]
+    if report:
+        page.write(to, rows, content, [to / PLOTS / one for one in drawn])
+        written += [page.HTML, page.MARKDOWN]
     console = PlainConsole()
     show.tables(rows, content, console)
     if table is not None:
         papers.show(table, rows, console)
     to_stderr(f"{to}: {', '.join(written)}")
+    if report and not drawn:
+        to_stderr(
+            "The report has no plots, which need matplotlib; install it, or draftwood with the extra bench."
+        )
+    if latex is not None:
+        write_text(latex, latex_table.table(rows, content))
+        to_stderr(f"{latex}: a table for \\usepackage{{booktabs}}.")
+
+
+def _can_plot() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("matplotlib") is not None
 
 
 def check_plots() -> None:
     """Raise `InvalidInput` where the plots cannot be drawn."""
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
+    if not _can_plot():
         raise InvalidInput("--plots needs matplotlib; install it, or draftwood with the extra bench.")

@@ -10,6 +10,7 @@ import attrs
 from draftwood.apps.bench.plan import BenchPlan, Race, races
 from draftwood.apps.bench.specs import Spec
 from draftwood.apps.files.datasets import DataSet
+from draftwood.apps.models import by_name as models
 
 
 @attrs.frozen
@@ -68,6 +69,8 @@ def cells(plan: BenchPlan, sets: Mapping[str, DataSet]) -> Iterator[Cell]:
         yield Cell("passes", of_pair[0])
         for race in of_pair:
             yield from _in_turn(plan, race, sets[race.data], "text", plan.repetitions)
+            if models.names_head(pair.split(",")[1].strip()):
+                continue  # a head drafts from the target's states in a round, and not along a text
             for prompt, turn in _asked(sets[race.data]):
                 yield Cell("pair", race, prompt=prompt, turn=turn)
 

@@ -20,6 +20,7 @@ from draftwood.apps.bench.writers import Writer, writer
 from draftwood.apps.files import datasets
 from draftwood.apps.files.text import decode
 from draftwood.apps.models import by_name as models
+from draftwood.apps.models.chat import encoded
 from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.decoding.pass_time import PassTime, pass_seconds
 from draftwood.protocols import registry
@@ -98,7 +99,9 @@ class Measurer:
         loaded = load(self.plan, pair, dtype)
         for name, data_set in self.sets.items():
             self._asked[name] = [
-                [loaded.tokenizer(prompt.text)["input_ids"]]
+                encoded(
+                    loaded.tokenizer, [prompt.message if self.plan.chat else prompt.text], chat=self.plan.chat
+                )
                 + [loaded.tokenizer(text, add_special_tokens=False)["input_ids"] for text in prompt.later]
                 for prompt in data_set.prompts
             ]
@@ -193,14 +196,10 @@ def answer_tokens(tokenizer: Any, tokens: Sequence[int], stops: Sequence[str] = 
 def load(plan: BenchPlan, pair: str, dtype: str) -> models.Loaded:
     """The models of a pair, the target widened or streamed where the plan says so."""
     target, draft = (name.strip() for name in pair.split(","))
-    if models.names_head(draft):
-        raise InvalidInput(
-            f"The pair {pair!r} names the head {draft!r}, and pairs are of models; name a draft model, and "
-            f"the head in a strategy, as in --strategy dyspec:drafter={draft}."
-        )
+    head = draft if models.names_head(draft) else None
     loaded = models.load(
         target,
-        draft,
+        None if head else draft,
         tokenizer=None,
         dtype=models.Dtype(dtype),
         device=plan.device or None,
@@ -210,6 +209,7 @@ def load(plan: BenchPlan, pair: str, dtype: str) -> models.Loaded:
         offload=Path(plan.offload, f"{plan.pairs.index(pair)}-{dtype}") if plan.offload else None,
         engine=models.EngineName(plan.engine),
     )
+    loaded = attrs.evolve(loaded, head=head)
     if not plan.widen:
         return loaded
     if target not in zoo.names():
@@ -224,10 +224,11 @@ def load(plan: BenchPlan, pair: str, dtype: str) -> models.Loaded:
 
 
 def _passes(loaded: models.Loaded) -> dict[str, Any]:
-    """Times of passes of both models by size, and the fits of STree's equations 7 and 8."""
-    measured: dict[str, Any] = {"kind": "passes"}
+    """Returns times of passes by size, and the fits of STree's equations 7 and 8; no draft's for a head."""
+    measured: dict[str, Any] = {"kind": "passes", "draft": None}
     for name, backend in (("target", loaded.target), ("draft", loaded.draft)):
-        assert backend is not None
+        if backend is None:
+            continue
         most = models.context(backend) or 2 * _SIZES[-1]
         sizes = [size for size in _SIZES if 2 * size <= most]
         times = pass_seconds(backend, sizes=sizes, context=sizes[-1])

@@ -81,7 +81,7 @@ class BenchPlan:
     """Everything that a run measures.
 
     Attributes:
-        pairs: `"TARGET,DRAFT"`, each a folder, a model of the zoo or a hub name.
+        pairs: `"TARGET,DRAFT"`, each a folder, a model of the zoo or a hub name; the draft may be a head.
         strategies: names with options; see `specs`. Ordinary `generate` runs in any case.
         data: files of prompts; none: the built-in ones.
         temperatures: of the target; 0 is greedy.
@@ -90,6 +90,7 @@ class BenchPlan:
         new_tokens: lengths of the texts.
         prompts: how many of each file, evenly spread.
         turns: how many of a conversation are run; 0: all.
+        chat: whether prompts are put into the chat template of the target's tokenizer, as a user's message.
         repetitions: texts of each prompt. At temperature 0 the one of median time counts; above, each is
             another text, and all count.
         seed: of everything that is drawn.
@@ -123,6 +124,7 @@ class BenchPlan:
     )
     prompts: int = attrs.field(default=6, validator=at_least(1))
     turns: int = attrs.field(default=0, validator=at_least(0))
+    chat: bool = attrs.field(default=False, validator=_is(bool))
     repetitions: int = attrs.field(default=1, validator=at_least(1))
     seed: int = attrs.field(default=0, validator=at_least(0))
     dtype: str = attrs.field(default="auto", validator=_one_of(*models.Dtype))
@@ -161,8 +163,9 @@ class BenchPlan:
     def document(self) -> dict[str, Any]:
         """The plan as JSON takes it, data sets by name with a digest: what makes two runs the same."""
         content = {name: list(v) if isinstance(v, tuple) else v for name, v in attrs.asdict(self).items()}
-        if not self.offload:
-            del content["offload"]  # which earlier runs did not have
+        for name in ("offload", "chat"):  # which earlier runs did not have
+            if not content[name]:
+                del content[name]
         content["data"] = {Path(file).stem: identity.of_file(Path(file)) for file in self.data} or {
             BUILT_IN: ""
         }
@@ -201,9 +204,11 @@ def from_file(file: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise InvalidInput(f"{str(file)!r} is not TOML: {error}.") from error
     except ValueError as error:  # Python reads no integer of thousands of digits
-        raise InvalidInput(f"{str(file)!r} holds a number that is too large.") from error
+        raise InvalidInput(f"{str(file)!r} holds a number that is too large; give a smaller one.") from error
     except RecursionError as error:
-        raise InvalidInput(f"{str(file)!r} is nested too deeply.") from error
+        raise InvalidInput(
+            f"{str(file)!r} is nested too deeply; give flat keys, as the page Evaluate shows."
+        ) from error
     names = [field.name for field in attrs.fields(BenchPlan)]
     for name in fields:
         if name not in names:
@@ -287,6 +292,13 @@ def data_sets(plan: BenchPlan) -> dict[str, DataSet]:
     for name, files in Counter(one.name for one in sets).items():
         if files > 1:
             raise InvalidInput(f"Two files are called {name!r}; give one of them another name.")
-    return {
+    chosen = {
         one.name: attrs.evolve(one, prompts=tuple(one.spread(plan.prompts, turns=plan.turns))) for one in sets
     }
+    for name, one in chosen.items():
+        if plan.chat and any(prompt.later for prompt in one.prompts):
+            raise InvalidInput(
+                f"{name} has conversations of several turns, and --chat puts a single message into the chat "
+                "template; give --turns 1."
+            )
+    return chosen

@@ -22,6 +22,7 @@ from draftwood.decoding.pass_time import PassTime
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#000000")
 _MARKERS = "osD^vP*X"
+_SIZES = ("budget", "length")  # options that set the nodes of a tree
 _SEEN = 0.5  # tokens that must have been drawn in a bin for it to be shown
 _GREY, _PALE, _INK = "#6B6B6B", "#DADADA", "#222222"
 _PARTS = (
@@ -102,11 +103,20 @@ def _groups(rows: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
     return groups
 
 
+def _size(row: ResultRow) -> int | None:
+    """Returns the nodes of the contender's trees, swept or given as an option."""
+    if row.spec.budget is not None:
+        return row.spec.budget
+    given = [word.partition("=") for word in row.spec.options]
+    return next((int(value) for name, _, value in given if name in _SIZES and value.isdecimal()), None)
+
+
 def _method(row: ResultRow) -> str:
-    """The contender without its budget: what one line of a plot stands for."""
-    if row.spec.budget is None:
+    """Returns the contender without its size: the name of one line of a plot."""
+    if _size(row) is None:
         return visible(row.spec.label)
-    return visible(attrs.evolve(row.spec, options=row.spec.options[:-1]).label)
+    kept = [word for word in row.spec.options if word.partition("=")[0] not in _SIZES]
+    return visible(attrs.evolve(row.spec, options=tuple(kept)).label)
 
 
 def _styles(rows: Sequence[ResultRow]) -> dict[str, dict[str, Any]]:
@@ -164,7 +174,7 @@ def _speed(pair: str, rows: Sequence[ResultRow], styles: Mapping[str, dict[str, 
     """Speed against budget; a contender without a budget is a level line."""
     temperatures, names, by = _races(rows)
     figure, axes = _panels("Speed against budget", pair, len(temperatures), len(names))
-    budgets = sorted({row.spec.budget for row in rows if row.spec.budget})
+    budgets = sorted({size for row in rows if (size := _size(row))})
     for down, temperature in enumerate(temperatures):
         for across, data in enumerate(names):
             axis, shown = axes[down, across], by.get((temperature, data), [])
@@ -189,22 +199,37 @@ def _speed(pair: str, rows: Sequence[ResultRow], styles: Mapping[str, dict[str, 
 
 
 def _line(axis: Any, method: str, rows: Sequence[ResultRow], style: Mapping[str, Any], *, at: float) -> None:
-    """A line with its band over the budgets; without a budget, a level one with its interval at `at`."""
+    """Draw speeds over the budgets with intervals; without a budget, a level line with its interval.
+
+    Args:
+        axis: the panel.
+        method: the name of the line.
+        rows: its results.
+        style: of the line.
+        at: a place from 0 to 1 that tells intervals of several methods apart.
+    """
     shown = [(row, row.figures["speed_up"]) for row in rows if "speed_up" in row.figures]
-    swept = sorted((row.spec.budget, figure) for row, figure in shown if row.spec.budget)
+    swept = sorted(((_size(row), figure) for row, figure in shown if _size(row)), key=lambda one: one[0])
     if swept:
-        x, figures = zip(*swept, strict=True)
-        axis.plot(x, [point.value for point in figures], label=method, **style)
+        sizes, figures = zip(*swept, strict=True)
+        x = [size * 2 ** (0.2 * (at - 0.5)) for size in sizes]
+        bars = None
         if all(point.low is not None for point in figures):
-            band = [point.low for point in figures], [point.high for point in figures]
-            axis.fill_between(x, *band, color=style["color"], alpha=0.12, linewidth=0)
+            bars = [
+                [point.value - point.low for point in figures],
+                [point.high - point.value for point in figures],
+            ]
+        values = [point.value for point in figures]
+        axis.errorbar(x, values, bars, capsize=2.5, elinewidth=1.2, label=method, **style)
     for row, figure in shown:
-        if row.spec.budget is None:
+        if _size(row) is None:
             axis.axhline(figure.value, color=style["color"], linewidth=1.5, linestyle="--", label=method)
             if figure.low is not None:
                 across = axis.get_yaxis_transform()  # x from 0 to 1 over the panel
                 axis.vlines(at, figure.low, figure.high, style["color"], linewidth=1.2, transform=across)
-                axis.dataLim.update_from_data_y([figure.low, figure.high], ignore=False)
+                ends = [figure.low, figure.high]
+                axis.plot([at, at], ends, "_", color=style["color"], markersize=6, transform=across)
+                axis.dataLim.update_from_data_y(ends, ignore=False)
 
 
 def _temperature(pair: str, rows: Sequence[ResultRow], styles: Mapping[str, dict[str, Any]]) -> Any:
@@ -218,7 +243,7 @@ def _temperature(pair: str, rows: Sequence[ResultRow], styles: Mapping[str, dict
             points = []
             for temperature in temperatures:
                 of_method = [r for r in by.get((temperature, data), []) if _method(r) == method]
-                best = max(of_method, key=lambda row: row.spec.budget or 0, default=None)
+                best = max(of_method, key=lambda row: _size(row) or 0, default=None)
                 if best is not None and "tokens_per_round" in best.figures:
                     points.append((temperature, best.figures["tokens_per_round"], visible(best.spec.label)))
             if points:
@@ -340,10 +365,10 @@ def _acceptance(pair: str, cells: Sequence[Mapping[str, Any]]) -> Any:
 
 def _passes(pair: str, cell: Mapping[str, Any]) -> Any:
     """Time of a pass against its nodes, with the fits of STree's equations 7 and 8."""
-    figure, axes = _panels(
-        "Time of a pass against its nodes", pair.replace(",", " with "), 1, 2, height=3.3, share=False
-    )
-    for axis, name, colour in zip(axes[0], ("target", "draft"), _COLOURS, strict=False):
+    names = [name for name in ("target", "draft") if cell[name] is not None]
+    title = "Time of a pass against its nodes"
+    figure, axes = _panels(title, pair.replace(",", " with "), 1, len(names), height=3.3, share=False)
+    for axis, name, colour in zip(axes[0], names, _COLOURS, strict=False):
         times = {int(size): taken for size, taken in cell[name]["seconds"].items()}
         fit = PassTime(**cell[name]["fit"])
         for size, taken in times.items():

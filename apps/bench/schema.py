@@ -32,7 +32,7 @@ _FIELDS: Mapping[str, Mapping[str, Any]] = {
     "check": _TEXT,
     "answer": _ASKED | {"tokens": list[int]},
     "pair": _ASKED | {"drawn": list[float], "accepted": list[float], "target": list[list[float]]},
-    "passes": {"target": dict, "draft": dict},
+    "passes": {"target": dict, "draft": dict | None},
 }
 
 
@@ -64,7 +64,7 @@ def check_cell(cell: Any) -> None:
             raise ValueError("the key names no pair")
         if cell.get("shared_tokens") is not None:
             _check(cell["shared_tokens"], {"shared": int, "target": int, "coverage": float})
-        for name in ("target", "draft"):
+        for name in ("target", "draft") if cell["draft"] is not None else ("target",):
             _check(cell[name], {"seconds": dict[str, list[float]], "fit": dict})
             _check(cell[name]["fit"], _FIT)
             times = cell[name]["seconds"]

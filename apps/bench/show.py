@@ -68,7 +68,40 @@ _DRAFTS: tuple[Column, ...] = (
     ("rounds", _figure("rounds", digits=1, interval=False)),
     ("MBSU", _figure("memory_bound_speed_up", interval=False)),
 )
+_EFFICIENCY: Column = ("block efficiency", _figure("block_efficiency"))
 _SCORE: Column = ("right", _figure("score", scale=100, digits=0, interval=False, unit="%"))
+
+
+MEANINGS = {
+    "tokens/s": "new tokens over wall time, the prompt included",
+    "speed-up": "tokens/s divided by the rate of generate() on the same prompts",
+    "first ms": "time until the first token is known",
+    "ms/token": "time after the first token, per further token",
+    "MB": "the largest memory while a text was written",
+    "text": "comparison with the text of generate(): equal, the share of equal tokens, or a p-value",
+    "tokens/round": "new tokens of the rounds, over rounds; a token from the prompt's pass is left out",
+    "block efficiency": "all new tokens over rounds; a token that came with the prompt's pass is counted, as "
+    "where papers divide a text's length by its target calls",
+    "accepted": "accepted draft tokens over drafted ones",
+    "path": "accepted draft tokens over rounds",
+    "nodes": "drafted tokens over rounds",
+    "rounds": "rounds per text",
+    "MBSU": "memory-bound speed-up: the speed-up if a pass cost the bytes of its weights",
+    "right": "right answers over scored ones",
+}
+"""The meaning of every column."""
+
+
+def columns(rows: Sequence[ResultRow]) -> tuple[Column, ...]:
+    """Returns all columns of a race's results."""
+    score = (_SCORE,) if any("score" in row.figures for row in rows) else ()
+    first, *rest = _DRAFTS
+    return (*_SPEED, first, _EFFICIENCY, *rest, *score)
+
+
+def label(row: ResultRow) -> str:
+    """Returns the name of a contender, marked if it is lossy."""
+    return row.spec.label if row.lossless else f"{row.spec.label} (lossy)"
 
 
 def tables(rows: Sequence[ResultRow], described: Mapping[str, Any], console: Console) -> None:
@@ -84,7 +117,8 @@ def tables(rows: Sequence[ResultRow], described: Mapping[str, Any], console: Con
         for row in race_rows:
             if row.refused:
                 console.print(f"{row.spec.label} did not run: {row.refused}")
-    _legend(rows, described, console)
+    console.print()
+    console.print(" ".join(notes(rows, described)))
 
 
 def _table(rows: Sequence[ResultRow], columns: Sequence[Column], console: Console) -> None:
@@ -97,16 +131,15 @@ def _table(rows: Sequence[ResultRow], columns: Sequence[Column], console: Consol
         table.add_column(heading, justify="right", no_wrap=console.width >= 60)
     for row in rows:
         if not row.refused:
-            label = row.spec.label if row.lossless else f"{row.spec.label} (lossy)"
-            table.add_row(label, *(cell(row) for _, cell in columns))
+            table.add_row(label(row), *(cell(row) for _, cell in columns))
     console.print(table)
 
 
-def _legend(rows: Sequence[ResultRow], described: Mapping[str, Any], console: Console) -> None:
-    """Returns the notes below the tables."""
+def notes(rows: Sequence[ResultRow], described: Mapping[str, Any]) -> list[str]:
+    """Returns the notes below the tables, each a sentence or two."""
     words = ["In brackets: 95 % intervals, bootstrapped over prompts."]
-    if any(row.prompts < 10 for row in rows):
-        least = min(row.prompts for row in rows)
+    least = min((row.prompts for row in rows if not row.refused), default=0)
+    if 0 < least < 10:
         words.append(f"Some rest on only {least} prompt{'s' if least > 1 else ''}; take them for a hint.")
     precisions = {row.check.precision for row in rows if row.check.precision}
     if precisions:
@@ -141,8 +174,7 @@ def _legend(rows: Sequence[ResultRow], described: Mapping[str, Any], console: Co
     if slower:
         names = ", ".join(dict.fromkeys(slower))
         words.append(f"Slower here than ordinary decoding: {names}.")
-    console.print()
-    console.print(" ".join(words))
+    return words
 
 
 def headline(run: Mapping[str, Any]) -> str:

@@ -193,6 +193,8 @@ def writer(spec: Spec, loaded: models.Loaded, temperature: float) -> Writer:
             "drafts of another tokenizer are sampled from with their output head cut in place, which the "
             "other contenders draft with."
         )
+    if spec.name == ASSISTED and loaded.head is not None:
+        return Refused("it drafts with a model, and this pair has a head.")
     if spec.is_transformers:
         return Transformers(_model(loaded.target), _generate_options(spec, loaded), temperature)
     chosen = spec.strategy(temperature)

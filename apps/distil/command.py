@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -166,14 +165,7 @@ def _distil(
     before = _fits(both, tests)
     every = max(1, recipe.steps // _CHECKPOINTS)
     training = trained(both.target, both.draft, shards, recipe=recipe, checkpoint=checkpoint, every=every)
-    run_through = show.shown(
-        training,
-        "training",
-        total=recipe.steps,
-        at=lambda now: now.step,
-        say=lambda now: f"loss {now.loss:.3f}",
-    )
-    state = deque(run_through, maxlen=1).pop()
+    state = show.learning(training, total=recipe.steps)
     after = _fits(both, tests)
     run.save_draft(both.draft.to(both.saved), both.tokenizer, out)
     content = {

@@ -2,57 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
-from draftwood.apps.terminal.shown import to_stderr
-
-T = TypeVar("T")
-
-_SECONDS = 30.0  # between two lines where there is no terminal
+from draftwood.apps.terminal.progress import progress
+from draftwood.zoo.distil.steps import Trained
 
 
-def shown(
-    steps: Iterable[T],
-    what: str,
-    *,
-    total: int,
-    at: Callable[[T], int] | None = None,
-    say: Callable[[T], str] = lambda _: "",
-) -> Iterator[T]:
-    """All of `steps`, with a bar on a terminal and a line to stderr now and then in a log.
+def learning(steps: Iterable[Trained], *, total: int) -> Trained:
+    """Returns the last of `steps` of a training, while loss, tokens a second and time left are shown."""
+    began: tuple[float, int] | None = None
 
-    Args:
-        steps: that are left.
-        what: they do.
-        total: steps in all.
-        at: the number of a step, where those before it may have been done earlier.
-        say: what is worth telling of a step.
-    """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    def said(now: Trained) -> str:
+        nonlocal began
+        began = began or (monotonic(), now.tokens)
+        seconds, seen = monotonic() - began[0], now.tokens - began[1]
+        return f"loss {now.loss:.3f}" + (f", {seen / seconds:,.0f} tokens/s" if seen else "")
 
-    from draftwood.apps.terminal.plain_console import PlainConsole
-
-    console = PlainConsole(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[told]}"),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=total, told="")
-        last = monotonic()
-        for number, step in enumerate(steps, start=1):
-            number = at(step) if at else number
-            told = say(step)
-            bar.update(task, completed=number, told=told)
-            if not console.is_terminal and (monotonic() - last > _SECONDS or number == total):
-                last = monotonic()
-                to_stderr(f"{what}: {number} of {total}{', ' if told else ''}{told}")
-            yield step
+    return deque(progress(steps, "training", total=total, at=lambda now: now.step, say=said), maxlen=1).pop()
 
 
 def report(content: Mapping[str, Any]) -> None:

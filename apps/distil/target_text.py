@@ -8,9 +8,10 @@ from typing import Any
 
 import attrs
 
-from draftwood.apps.distil import show, texts
+from draftwood.apps.distil import texts
 from draftwood.apps.models import by_name as models
 from draftwood.apps.models import identity
+from draftwood.apps.terminal.progress import progress
 from draftwood.base.errors import InvalidInput
 from draftwood.zoo.distil.rows import RowPlan, Rows, written
 
@@ -53,7 +54,7 @@ def prompt_lengths(longest: int | None, new: int, context: int | None) -> tuple[
 
 def shown(target: Any, streams: dict[str, Any], folder: Path, plan: RowPlan, what: str) -> list[Rows]:
     """The rows of `plan`, written now or before, with their progress."""
-    return list(show.shown(written(target, streams, folder, plan=plan), what, total=plan.shards))
+    return list(progress(written(target, streams, folder, plan=plan), what, total=plan.shards))
 
 
 def exam(plan: RowPlan) -> RowPlan:

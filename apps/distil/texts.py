@@ -27,7 +27,9 @@ def files_of(texts: Sequence[Path]) -> dict[str, list[Path]]:
         if text.is_dir():
             files = sorted(file for file in text.iterdir() if is_text(file))
             if not files:
-                raise InvalidInput(f"The folder {str(text)!r} holds no .txt, .txt.gz or .jsonl file.")
+                raise InvalidInput(
+                    f"The folder {str(text)!r} holds no .txt, .txt.gz or .jsonl file; put one there."
+                )
         elif not text.exists():
             raise InvalidInput(f"The text {str(text)!r} does not exist; name a file or folder.")
         elif not is_text(text):

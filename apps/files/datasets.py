@@ -28,12 +28,19 @@ class Prompt:
         answer: the number that a right answer ends with, where the data set has it.
         later: the texts after the model's answers in a conversation, one for each later turn.
         question: number and category of a question of Spec-Bench.
+        user: the bare message of the user in a conversation; None where `text` is it.
     """
 
     text: str
     answer: str | None = None
     later: tuple[str, ...] = ()
     question: tuple[int | str, str] | None = None
+    user: str | None = None
+
+    @property
+    def message(self) -> str:
+        """Returns the text that a chat template takes as the user's first message."""
+        return self.text if self.user is None else self.user
 
 
 @attrs.frozen
@@ -52,16 +59,18 @@ class DataSet:
     prompts: tuple[Prompt, ...]
     stops: tuple[str, ...] = ()
 
-    def spread(self, count: int, *, turns: int = 0) -> list[Prompt]:
-        """`count` prompts, evenly spread over the file, with so many turns at most; 0: all turns.
+    def spread(self, prompts: int, *, turns: int = 0) -> list[Prompt]:
+        """Returns so many prompts, evenly spread over the file, with so many turns at most; 0: all turns.
 
         Raises:
             InvalidInput: it has fewer prompts.
         """
-        if len(self.prompts) < count:
-            raise InvalidInput(f"{self.name} has {len(self.prompts)} prompts but count={count}; give fewer.")
+        if len(self.prompts) < prompts:
+            raise InvalidInput(
+                f"{self.name} has {len(self.prompts)} prompts but prompts={prompts}; give fewer."
+            )
         later = slice(turns - 1 if turns else None)
-        chosen = (self.prompts[i * len(self.prompts) // count] for i in range(count))
+        chosen = (self.prompts[i * len(self.prompts) // prompts] for i in range(prompts))
         return [attrs.evolve(prompt, later=prompt.later[later]) for prompt in chosen]
 
 
@@ -198,7 +207,7 @@ def _chat(row: dict[str, Any]) -> Prompt:
         raise WrongField(f'"turns" is {shown}; give a list of texts')
     named = {f"turns[{i}]": turn for i, turn in enumerate(turns)}
     first, *later = (f"User: {_text(named, name)}\nAssistant:" for name in named)
-    return Prompt(first, _reference(row), tuple(f"\n{text}" for text in later), _question(row))
+    return Prompt(first, _reference(row), tuple(f"\n{text}" for text in later), _question(row), user=turns[0])
 
 
 def _question(row: dict[str, Any]) -> tuple[int | str, str] | None:

@@ -94,7 +94,7 @@ def check_ids(file: Path, lines: Sequence[PromptLine]) -> None:
     if twice := [name for name, count in counts.items() if count > 1]:
         raise InvalidInput(
             f"{str(file)!r} has the custom_id {twice[0]!r:.60} {counts[twice[0]]} times; give every request "
-            "one of its own."
+            "its own."
         )
 
 

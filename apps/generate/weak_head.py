@@ -19,7 +19,7 @@ def warning_of(statistics: Statistics, *, target: str, head: str) -> str | None:
         head: its name.
 
     Returns:
-        None if the first hundred rounds with drafts look like those of a head that fits, or are too few.
+        None if the first hundred rounds with drafts look like a fitting head's, or are too few.
     """
     drafted = [
         record.outcome.accepted > 0

@@ -51,7 +51,7 @@ Engine = Annotated[
     EngineName,
     typer.Option(
         help="What runs the models: eager; inductor compiles them; openvino, on a CPU, needs "
-        "draftwood[openvino]; auto takes openvino where it serves."
+        "draftwood[openvino]; auto takes openvino where it supports the model."
     ),
 ]
 """The option of every command that grows trees."""
@@ -110,6 +110,7 @@ class Loaded:
 
     Attributes:
         draft_tokenizer: the draft's own where that is another one; None where it is shared.
+        head: the name of the head that drafts in place of a model, or None.
     """
 
     target: StateBackend
@@ -117,6 +118,7 @@ class Loaded:
     tokenizer: Any
     loader: Loader
     draft_tokenizer: Any = None
+    head: str | None = None
 
     @cached_property
     def token_map(self) -> Any:
@@ -220,11 +222,15 @@ def check_same_tokens(
 
 
 def model_drafter(loaded: Loaded) -> Drafter:
-    """The drafter of `loaded.draft`; of another tokenizer it proposes the tokens that both have.
+    """Returns the drafter of the pair: its draft model, or the head in the place of one.
+
+    A draft of another tokenizer proposes the tokens that both have.
 
     Raises:
         IncompatibleModels: the tokenizers have no token in common.
     """
+    if loaded.head is not None and (found := drafter_of(loaded.head)) is not None:
+        return create_drafter(*found, loaded)
     drafter: Drafter = create("drafters", "model", {"backend": loaded.draft})
     if loaded.token_map is None:
         return drafter

@@ -161,8 +161,8 @@ class Words:
     They pickle, and mean the same on every machine that has the files and models that they name.
 
     Attributes:
-        chosen_for: the temperature that policy and verifier are chosen for, where requests bring temperatures
-            of their own; None: `temperature`.
+        chosen_for: the temperature that policy and verifier are chosen for, where requests bring their own
+            temperatures; None: `temperature`.
     """
 
     target: str | None = None

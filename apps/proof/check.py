@@ -255,7 +255,7 @@ def build(target: str, words: Mapping[str, str]) -> Any:
 def as_used(target: str, words: Mapping[str, str]) -> tuple[Any, str]:
     """The policy or verifier with the settings that it would have, and which of them `build` makes smaller.
 
-    None where it has no settings of its own, or is neither.
+    None where it has no settings, or is neither.
     """
     named = import_object(target, list(PROTOCOLS))
     if not isinstance(named, type):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from draftwood.apps.files.machine import device_name, versions
 from draftwood.apps.models import by_name as models
 from draftwood.apps.terminal.shown import to_stderr
 from draftwood.apps.train.kinds import Kind, Training, check_options, training_of
+from draftwood.apps.train.race import race
 from draftwood.apps.train.report import report
 from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.base.whole_files import write_json
@@ -161,14 +161,14 @@ def train(
     streams = texts.streams(files, loaded.tokenizer, longest=max(plan.prompts))
     with work.opened():
         try:
-            _train(teacher, training, streams, plan, text_of_target, out, target)
+            _train(loaded, training, streams, plan, text_of_target, out, target)
         except KeyboardInterrupt:
             to_stderr(f"The same command continues from the files in {out}.")
             raise
 
 
 def _train(
-    target: Any,
+    loaded: models.Loaded,
     training: Training,
     streams: dict[str, Any],
     plan: RowPlan,
@@ -176,7 +176,7 @@ def _train(
     out: Path,
     name: str,
 ) -> None:
-    recipe = training.recipe
+    recipe, target = training.recipe, loaded.target.model
     learnt = {stream: tokens for stream, (tokens, _) in streams.items()}
     unseen = {stream: tokens for stream, (_, tokens) in streams.items()}
     with rows.opened():
@@ -185,7 +185,7 @@ def _train(
         )
         shards = target_text.shown(target, learnt, rows.folder / run.TRAIN, plan, "writing rows")
     head = training.new(shards)
-    run_through = show.shown(
+    state = show.learning(
         training.trained(
             target,
             head,
@@ -194,12 +194,8 @@ def _train(
             checkpoint=out / run.CHECKPOINT,
             every=max(1, recipe.steps // _CHECKPOINTS),
         ),
-        "training",
         total=recipe.steps,
-        at=lambda now: now.step,
-        say=lambda now: f"loss {now.loss:.3f}",
     )
-    state = deque(run_through, maxlen=1).pop()
     content = {
         "format": run.FORMAT,
         "version": run.VERSION,
@@ -214,6 +210,8 @@ def _train(
         "versions": versions(),
     }
     run.save_beside(lambda part: training.save(head, part), out)
+    to_stderr("Racing a tree of the head against generate().")
+    content["race"] = race(loaded, out, tests)
     write_json(out / run.REPORT, content)
     report(content)
     to_stderr(f"{out}: draftwood generate --target {name} --drafter {out} takes it.")

@@ -12,13 +12,15 @@ import typer
 from draftwood.apps.bench.plan import BenchPlan, data_sets
 from draftwood.apps.bench.specs import Spec, contenders
 from draftwood.apps.bench.specs import parse as parse_strategy
+from draftwood.apps.bench.writers import Text
 from draftwood.apps.files.machine import device_name, versions
 from draftwood.apps.models import by_name as models
 from draftwood.apps.terminal.options import assign, parse, split
-from draftwood.apps.terminal.progress import watched
+from draftwood.apps.terminal.progress import progress
 from draftwood.apps.terminal.shown import say, to_stderr
 from draftwood.apps.tune.fit import fitted
 from draftwood.apps.tune.measure import Costs, Estimate, RaceResult, TuneTrial, pass_costs, race_result
+from draftwood.apps.tune.trial import Candidates, most_gain, number_of
 from draftwood.base.errors import InvalidInput
 from draftwood.base.whole_files import check_writable, write_json
 from draftwood.methods.tuned_method import FORMAT, VERSION, TunedModel
@@ -74,9 +76,9 @@ def tune(
 ) -> None:
     """Find the strategy and budget that pay for a pair of models.
 
-    Measures what passes of both models cost and what each candidate's trees bring on your prompts,
-    expects a gain from both, and races the best candidates against ordinary generate(). Where that is
-    faster, it says so. draftwood generate --tuned FILE and draftwood.read_tuned take what is written.
+    Measures passes of both models, tries each candidate on your prompts, estimates its gain, and races
+    the best two against ordinary generate(). If that is faster, it says so, after a first look of about
+    a minute if no candidate gains. draftwood generate --tuned FILE and draftwood.read_tuned read the file.
 
     \b
     Examples:
@@ -121,24 +123,22 @@ def tune(
     if shared is not None:
         to_stderr(loaded.token_map.described([token for row in tokens for token in row]))
     trial = TuneTrial(loaded, tokens, temperature, seed)
-    specs = fitted(specs, trial, tokens=new_tokens)
-    costs, estimates, results = measure(trial, specs, new_tokens, max(budgets))
-    best = max(results, key=lambda result: result.gain)
+    found = measure(trial, specs, new_tokens, max(budgets))
     content = {
         "format": FORMAT,
         "version": VERSION,
         "target": _model(target, loaded.target),
-        **_choice(next(spec for spec in specs if spec.label == best.label), best, drafter, trial),
+        **_choice(found, drafter, trial),
         "vocabulary": models.vocabulary_digest(loaded.tokenizer),
         "draft_vocabulary": shared and models.vocabulary_digest(loaded.draft_tokenizer),
         "temperature": temperature,
         "dtype": str(plan.dtype),
         "engine": str(engine),
-        "race": [attrs.asdict(one) for one in results],
-        "estimates": [attrs.asdict(one) for one in estimates],
+        "race": [attrs.asdict(one) for one in found.race],
+        "estimates": [attrs.asdict(one) for one in found.estimates],
         "pass_seconds": {
-            "target": attrs.asdict(costs.target),
-            "draft": costs.draft and attrs.asdict(costs.draft),
+            "target": attrs.asdict(found.costs.target),
+            "draft": found.costs.draft and attrs.asdict(found.costs.draft),
         },
         "settings": {
             "data": list(sets),
@@ -152,7 +152,7 @@ def tune(
         "versions": versions(),
     }
     write_json(to, content)
-    _show(estimates, best, content, to)
+    _show(found, content, to)
 
 
 def candidates(words: Sequence[str], drafter: str, budgets: Sequence[int], temperature: float) -> list[Spec]:
@@ -176,26 +176,73 @@ def _check_lengths(prompts: Sequence[Sequence[int]], new: int, most: int | None)
             )
 
 
-def measure(
-    trial: TuneTrial, specs: Sequence[Spec], tokens: int, largest: int
-) -> tuple[Costs, list[Estimate], list[RaceResult]]:
-    """Returns the costs of passes, all candidates by their expected gain, and the race of the best."""
-    from draftwood.apps.terminal.plain_console import PlainConsole
+@attrs.frozen
+class Found:
+    """The result of the measurements.
 
-    console = PlainConsole(stderr=True)
+    Attributes:
+        spec: the best candidate.
+        gain: its gain in the race, or the expected one where there was no race.
+        costs: of passes.
+        estimates: of all candidates that were tried, the largest expected gain first.
+        race: results of the best candidates; empty after a clear no.
+        asked: number of all candidates.
+    """
+
+    spec: Spec
+    gain: float
+    costs: Costs
+    asked: int
+    estimates: Sequence[Estimate] = ()
+    race: Sequence[RaceResult] = ()
+
+
+def measure(trial: TuneTrial, specs: Sequence[Spec], tokens: int, largest: int) -> Found:
+    """Measures passes, tries the candidates and races the best; less where the answer is clearly no."""
+    to_stderr(f"Timing passes over up to {largest + 1} tokens.")
     costs = pass_costs(trial.loaded, largest)
-    steps = trial.estimates(specs, costs, tokens=tokens)
-    estimates = watched(steps, "trying", total=len(specs), console=console)
-    estimates.sort(key=lambda one: one.gain, reverse=True)
-    best = [one.label for one in estimates[:_FINALISTS]]
-    running = trial.race([spec for spec in specs if spec.label in best], tokens=2 * tokens)
-    race = watched(running, "racing", total=len(trial.prompts), console=console)
-    greedy = trial.temperature == 0
-    return costs, estimates, [race_result(label, race, greedy=greedy) for label in best]
+    to_stderr(_described(costs, largest))
+    hopeful = [spec for spec in specs if most_gain(spec, trial, costs) > 1]
+    if not hopeful:
+        best = max(specs, key=lambda spec: most_gain(spec, trial, costs))
+        return Found(best, most_gain(best, trial, costs), costs, len(specs))
+    asked, specs = len(specs), fitted(hopeful, trial, tokens=tokens)
+    # Small trees first: where passes are so slow that the look ends early, they tell most.
+    candidates = Candidates(trial, costs, sorted(specs, key=lambda spec: spec.budget or 0))
+    candidates.look(2 * tokens)
+    if candidates.may_gain:
+        candidates.try_all(tokens)
+    estimates = candidates.estimates()
+    finalists = [one.label for one in estimates[:_FINALISTS]]
+    by_label = {spec.label: spec for spec in specs}
+    if not candidates.may_gain:
+        return Found(by_label[finalists[0]], estimates[0].gain, costs, asked, estimates)
+    race = _raced(trial, [by_label[label] for label in finalists], tokens=2 * tokens)
+    results = [race_result(label, race, greedy=trial.temperature == 0) for label in finalists]
+    best_result = max(results, key=lambda result: result.gain)
+    return Found(by_label[best_result.label], best_result.gain, costs, asked, estimates, results)
 
 
-def _choice(spec: Spec, best: RaceResult, drafter: str, trial: TuneTrial) -> dict[str, Any]:
+def _described(costs: Costs, largest: int) -> str:
+    target, draft = costs.target, costs.draft
+    drafting = f"; a draft pass takes {1e3 * draft(1):.3g} ms" if draft else ""
+    return (
+        f"A target pass takes {1e3 * target(1):.3g} ms over 1 token and {1e3 * target(largest + 1):.3g} ms "
+        f"over {largest + 1}{drafting}."
+    )
+
+
+def _raced(trial: TuneTrial, specs: Sequence[Spec], *, tokens: int) -> list[dict[str, Text]]:
+    names = " and ".join(spec.label for spec in specs)
+    to_stderr(
+        f"Race: {names} against generate(), {tokens} tokens after {number_of(len(trial.prompts), 'prompt')}."
+    )
+    return list(progress(trial.race(specs, tokens=tokens), "Race", total=len(trial.prompts)))
+
+
+def _choice(found: Found, drafter: str, trial: TuneTrial) -> dict[str, Any]:
     """Recipe, drafter and gain as the file has them; no recipe where ordinary decoding is faster."""
+    spec = found.spec
     chosen = spec.strategy(trial.temperature)
     words = {name: word for name, word in parse(spec.options).items() if name != "drafter"}
     known = registry.options("recipes", spec.name)
@@ -203,7 +250,7 @@ def _choice(spec: Spec, best: RaceResult, drafter: str, trial: TuneTrial) -> dic
     if chosen.draft_temperature is not None:  # which the file has in addition to the options
         own.pop("draft_temperature", None)
     (options,) = assign(own, [("recipes", spec.name)])
-    pays = best.gain > 1
+    pays = bool(found.race) and found.gain > 1
     return {
         "draft": None if chosen.drafter else _model(drafter, trial.loaded.draft),
         "recipe": spec.name if pays else None,
@@ -211,7 +258,7 @@ def _choice(spec: Spec, best: RaceResult, drafter: str, trial: TuneTrial) -> dic
         "draft_temperature": chosen.draft_temperature if pays else None,
         "drafter": chosen.drafter or "model",
         "drafter_options": chosen.drafter_options,
-        "gain": best.gain,
+        "gain": found.gain,
     }
 
 
@@ -220,11 +267,47 @@ def _model(name: str, backend: Any) -> dict[str, Any]:
     return attrs.asdict(TunedModel(where, backend.vocab_size, backend.weight_bytes))
 
 
-def _show(estimates: Sequence[Estimate], best: RaceResult, content: dict[str, Any], to: Path) -> None:
+def _show(found: Found, content: dict[str, Any], to: Path) -> None:
+    from draftwood.apps.terminal.plain_console import PlainConsole
+
+    if found.estimates:
+        PlainConsole().print(_table(found.estimates))
+    say(_answer(found))
+    if any(one.label == found.spec.label and one.equal is False for one in found.race):
+        to_stderr(
+            f"Some text of {found.spec.label} differs from that of generate(), as rounding may make it."
+        )
+    drafter = content["drafter"]
+    named = f" --drafter {drafter}" if ":" in drafter else ""  # a file's class runs where a caller names it
+    to_stderr(f"{to}: draftwood generate --tuned {to}{named} takes it.")
+
+
+def _answer(found: Found) -> str:
+    """Returns the sentence that the command ends with."""
+    name, no = found.spec.label, "Ordinary decoding is faster than all that was tried"
+    if not found.estimates:
+        return (
+            f"{no}: passes of the draft and of the target over a tree cost so much that {name} would have "
+            f"{found.gain:.2f} times the tokens a second even if every level of its tree were accepted."
+        )
+    expected = next(one for one in found.estimates if one.label == name)
+    if not found.race:
+        return (
+            f"{no}: after {number_of(expected.prompts, 'prompt')} none of {len(found.estimates)} candidates "
+            f"(of {found.asked}) came near its speed, so there was no race. The best, {name}, would have "
+            f"{found.gain:.2f} times the tokens a second."
+        )
+    result = next(one for one in found.race if one.label == name)
+    raced = (
+        f"{result.gain:.2f} times the tokens a second of ordinary decoding ({expected.gain:.2f} expected), "
+        f"faster on {result.won} of {result.prompts} prompts"
+    )
+    return f"Take {name}: {raced}." if result.gain > 1 else f"{no}: {name}, the best, had {raced}."
+
+
+def _table(estimates: Sequence[Estimate]) -> Any:
     from rich import box
     from rich.table import Table
-
-    from draftwood.apps.terminal.plain_console import PlainConsole
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("expected", overflow="fold", min_width=10)
@@ -234,18 +317,4 @@ def _show(estimates: Sequence[Estimate], best: RaceResult, content: dict[str, An
         times = (one.draft_seconds, one.target_seconds, one.other_seconds)
         figures = (one.gain, one.tokens_per_round, one.tree_size, *(1000 * seconds for seconds in times))
         table.add_row(one.label, *(f"{figure:.2f}" for figure in figures))
-    PlainConsole().print(table)
-    expected = next(one.gain for one in estimates if one.label == best.label)
-    raced = (
-        f"{best.gain:.2f} times the tokens a second of ordinary decoding ({expected:.2f} expected), faster "
-        f"on {best.won} of {best.prompts} prompts"
-    )
-    if content["recipe"] is None:
-        say(f"Ordinary decoding is faster than all that was tried: {best.label}, the best, had {raced}.")
-    else:
-        say(f"Take {best.label}: {raced}.")
-    if best.equal is False:
-        to_stderr(f"Some text of {best.label} differs from that of generate(), as rounding may make it.")
-    drafter = content["drafter"]
-    named = f" --drafter {drafter}" if ":" in drafter else ""  # a file's class runs where a caller names it
-    to_stderr(f"{to}: draftwood generate --tuned {to}{named} takes it.")
+    return table

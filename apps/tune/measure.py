@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from time import monotonic
 
 import attrs
 
@@ -14,6 +15,8 @@ from draftwood.decoding.pass_time import PassTime
 
 _WARM = 4  # tokens that a candidate writes before it is timed
 _CONTEXT = 128  # tokens after which passes are timed
+_TIMING_SECONDS = 10.0  # spent on passes of one model, where a few repetitions take less
+_REPETITIONS = 7
 
 
 @attrs.frozen
@@ -35,6 +38,7 @@ class Estimate:
 
     Attributes:
         label: the candidate.
+        prompts: number of texts that the estimate rests on.
         tokens_per_round: expected tokens of a round, from the trial.
         acceptance_rate: accepted over drafted tokens.
         tree_size: mean number of drafted tokens in a tree.
@@ -46,6 +50,7 @@ class Estimate:
     """
 
     label: str
+    prompts: int
     tokens_per_round: float
     acceptance_rate: float
     tree_size: float
@@ -86,7 +91,12 @@ def _measured(backend: StateBackend, largest: int) -> PassTime:
     sizes = [1, 2, 4]
     while sizes[-1] <= largest and 2 * sizes[-1] <= most:
         sizes.append(2 * sizes[-1])
-    return PassTime.measured(backend, sizes=sizes, context=min(_CONTEXT, most))
+    context, started = min(_CONTEXT, most), monotonic()
+    once = PassTime.measured(backend, sizes=sizes, context=context, repetitions=1)
+    repetitions = min(int(2 * _TIMING_SECONDS / (monotonic() - started)), _REPETITIONS)
+    if repetitions <= 1:
+        return once
+    return PassTime.measured(backend, sizes=sizes, context=context, repetitions=repetitions)
 
 
 def estimate(label: str, texts: Sequence[Text], costs: Costs) -> Estimate:
@@ -121,6 +131,7 @@ def estimate(label: str, texts: Sequence[Text], costs: Costs) -> Estimate:
     tokens = 1 + accepted / rounds
     return Estimate(
         label=label,
+        prompts=len(texts),
         tokens_per_round=tokens,
         acceptance_rate=accepted / drafted if drafted else 0.0,
         tree_size=tree,
@@ -148,20 +159,13 @@ class TuneTrial:
     temperature: float
     seed: int
 
-    def estimates(self, specs: Sequence[Spec], costs: Costs, *, tokens: int) -> Iterator[Estimate]:
-        """Every candidate on every prompt."""
-        for spec in specs:
-            writes = self._warmed(spec)
-            texts = [writes.write(prompt, tokens, self.seed + n) for n, prompt in enumerate(self.prompts)]
-            yield estimate(spec.label, texts, costs)
-
     def race(self, specs: Sequence[Spec], *, tokens: int) -> Iterator[dict[str, Text]]:
         """Prompt by prompt the texts of ordinary `generate` and of every candidate.
 
         They take turns, and who begins changes from prompt to prompt, so that a slow moment of the machine
         falls on all of them.
         """
-        entrants = [(spec.label, self._warmed(spec)) for spec in (Spec(ORDINARY), *specs)]
+        entrants = [(spec.label, self.warmed(spec)) for spec in (Spec(ORDINARY), *specs)]
         for number, prompt in enumerate(self.prompts):
             first = number % len(entrants)
             yield {
@@ -169,7 +173,8 @@ class TuneTrial:
                 for label, one in (*entrants[first:], *entrants[:first])
             }
 
-    def _warmed(self, spec: Spec) -> Writer:
+    def warmed(self, spec: Spec) -> Writer:
+        """Returns the writer of a candidate, which has written a few tokens."""
         made = writer(spec, self.loaded, self.temperature)
         made.write(self.prompts[0], _WARM, self.seed)
         return made

@@ -1,4 +1,4 @@
-"""Preallocated KV rows: a transformers cache that writes every pass into slots of its own buffers.
+"""Preallocated KV rows: a transformers cache that writes every pass into slots of preallocated buffers.
 
 A slot is an index along the sequence axis. All rows write a pass into the same slots, so that a write is
 one slice copy whatever the rows' lengths; a shorter row has a gap that its attention mask hides.
@@ -114,7 +114,7 @@ class RowLayer(CacheLayerMixin):
         return (self.plan.start + query_length if self.plan.index is None else self.plan.slots), 0
 
     def get_seq_length(self) -> int:
-        """Slots before this pass; of a captured one, which serves any text, 0."""
+        """Returns the slots before this pass; 0 for a captured pass, which runs for any text."""
         return self.plan.start if self.plan.index is None else 0
 
     def get_max_length(self) -> int:
@@ -137,7 +137,7 @@ class RowCache(Cache):
 
         Args:
             standing: whether buffers are made anew in the memory that they have where it suffices, so that
-                those of a shape that comes back lie where they lay. Captured passes need that.
+                arrays of a shape that comes back keep their place. Captured passes need that.
         """
         self.plan = WritePlan()
         self._standing = standing
@@ -167,7 +167,7 @@ class RowCache(Cache):
             self._build(rows=rows, slots=self._with_spare(slots))
 
     def settle(self, *, slots: int) -> None:
-        """Gather layers that allocated buffers of their own, on their first pass, into arenas of `slots`."""
+        """Gather layers that allocated separate buffers on their first pass into arenas of `slots`."""
         if not self.plan.gathered:
             self._build(rows=self.plan.rows, slots=self._with_spare(slots))
             self.plan.gathered, self.settled = True, len(self.layers) > 0
@@ -201,7 +201,7 @@ class RowCache(Cache):
             self.plan.index = None
 
     def drop(self) -> None:
-        """Give all memory back that does not stand; what the layers are like is remembered."""
+        """Give back all memory that is not kept for captured passes; the shapes of layers are remembered."""
         self._filled = False
         if self._standing:
             return

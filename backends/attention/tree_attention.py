@@ -2,7 +2,7 @@
 
 A mask keeps transformers' SDPA from reading grouped keys in place: it copies every key and value once
 for each head of its group, in every layer of every pass. `grouped_sdpa` does not, which saves 2 to 8 % of
-a pass of 8 nodes on a CPU. On a GPU no mask is made, where `tree_kernel` serves the model.
+a pass of 8 nodes on a CPU. On a GPU no mask is made, where `tree_kernel` supports the model.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def grouped_sdpa(
 def blockwise_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float | None) -> Tensor:
     """Attends in blocks of queries, each without the keys after it, which SDPA on a CPU would compute too.
 
-    A node sees no column behind its own, and as many keys lie behind that as nodes stand behind the node. In
+    A node sees no column after its own, and as many keys follow that column as nodes follow the node. In
     a captured pass, which reads its buffers whole, there are more.
     """
     queries, keys = query.shape[2], key.shape[2]

@@ -26,7 +26,7 @@ def given_keys(cache: Any, lengths: Sequence[int]) -> list[tuple[Tensor, Tensor]
     if not isinstance(cache, Cache):
         raise InvalidInput(f"past_key_values is a {name}; give a DynamicCache.")
     columns, longest = cache.get_seq_length(), max(lengths, default=0)
-    # Slot i of a row is its column `columns - length + i`; what lies behind a shorter row is padding.
+    # Slot i of a row is its column `columns - length + i`; what follows a shorter row is padding.
     first = torch.tensor([columns - length for length in lengths])
     column = (first[:, None] + torch.arange(longest)).clamp_(max=max(columns - 1, 0))
     pieces = []

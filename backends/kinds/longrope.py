@@ -87,7 +87,7 @@ class LongRopeBackend(RenewedBackend):
     Both run on the same weights. What is short is as it was before the switch; what is long was read again
     from its beginning, once a text, as `generate()` does there. A row's neighbours do not matter to it.
 
-    It keeps no features: those of the tokens before the switch would have to be taken anew behind it.
+    It keeps no features: after the switch, features of earlier tokens would have to be computed again.
     """
 
     def __init__(self, model: Any, make: Callable[[Any], ModelBackend]) -> None:
@@ -237,7 +237,7 @@ class LongRopeBackend(RenewedBackend):
             raise
 
     def _run(self, call: _Call, positions: dict[int, list[int]]) -> Tensor:
-        """Logits of a call: of every node those of the backend that has it."""
+        """Returns the logits of a call, each node's from the backend that has it."""
         if not self._in_long:
             return self._short.extend(call.tokens, call.parents, call.counts)
         if not self._in_short and self._in_long == self._rows:

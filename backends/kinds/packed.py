@@ -33,7 +33,7 @@ REORDER_ABOVE = 128
 class PackedBackend(PackedPasses):
     """Abstract: runs a draft tree in one pass, in which every node sees the text and its own ancestors.
 
-    Attention: uncommitted nodes lie behind the committed slots; a commit moves the accepted ones down.
+    Attention: uncommitted nodes follow the committed slots; a commit moves the accepted ones down.
     Recurrent layers: one committed state and a few vectors a node; a commit replays the accepted ones. Either
     way the rest is forgotten without a second pass.
     """
@@ -102,7 +102,7 @@ class PackedBackend(PackedPasses):
             )
 
     def _join(self, rows: Sequence[Tensor], *, scored: bool) -> Tensor:
-        """Append rows; logits `[rows, vocab]` behind them, where `scored`."""
+        """Append rows; returns the logits `[rows, vocab]` that follow them if `scored`."""
         texts = validation.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
         self._check_no_nodes()
         have, more = len(self._rows), len(texts)
@@ -220,7 +220,7 @@ class PackedBackend(PackedPasses):
     ) -> Levels | None:
         """Extend by all levels in one pass, where passes are captured; see `StateBackend.extend_levels`.
 
-        The nodes of all levels join the region behind the first ones, level by level, of every one as many
+        The nodes of all levels join the region after the first ones, level by level, from every level as many
         as its width.
         """
         if not self._runner.grows or self._region.counts.any() or not self._rows:
@@ -239,7 +239,7 @@ class PackedBackend(PackedPasses):
         )
         deepest = max(self.lengths) + n + plan.depth
         limited = [reach for reach in self._kinds.values() if reach.limits(deepest)]
-        # What lies in a window is worked out for the text alone.
+        # Windows are only computed for the text.
         within = any(reach.window is None or reach.window <= n + plan.depth for reach in limited)
         if widths is None or within or deepest > (self.max_length or deepest):
             return None
@@ -303,7 +303,7 @@ class PackedBackend(PackedPasses):
         return features
 
     def _rows_after(self, accepted: Accepted, paths: Sequence[Sequence[int]]) -> list[PackedRow]:
-        """The rows after a commit of these nodes, which are those of `paths`."""
+        """Returns the rows after a commit of these nodes, which `paths` lists too."""
         read: list[Pieces] = [row.features for row in self._rows]
         if self._reader is not None and len(accepted.rows):
             passes = self._uncommitted

@@ -34,12 +34,12 @@ class RecomputingBackend(StateBackend):
     """Any packed backend, with nothing kept of an uncommitted node but its token.
 
     While a pass runs, a recurrent layer's vectors are forgotten when the layer is done. A commit runs the
-    accepted path as a second pass, and an `extend` behind another one runs the earlier nodes again. So a
+    accepted path as a second pass, and an `extend` after another one runs the earlier nodes again. So a
     target pays one short pass a round, and a model that drafts level by level pays most.
     """
 
     def __init__(self, backend: PackedBackend) -> None:
-        """Serve what `backend` serves.
+        """Support what `backend` supports.
 
         Args:
             backend: without rows; it is not to be used otherwise.
@@ -108,7 +108,7 @@ class RecomputingBackend(StateBackend):
         self._rows = rows
         if not any(have):
             return logits
-        # A row's new nodes stand behind its earlier ones.
+        # A row's new nodes follow its earlier ones.
         first = torch.tensor(have, device=logits.device).unsqueeze(1)
         nodes = first + torch.arange(tokens.shape[1], device=logits.device)
         slots = torch.arange(len(have), device=logits.device).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""`SSMBackend` and `HybridBackend`: models with recurrent layers, alone or beside attention."""
+"""`SSMBackend` and `HybridBackend`: models with recurrent layers, with or without attention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from draftwood.base.errors import UnsupportedModel
 class RecurrentBackend(PackedBackend):
     """Abstract: runs a tree through a model with recurrent layers: one committed state, and none for a node.
 
-    The model is not touched: a copy of its structure, with mixers of our own over the same weights, runs.
+    The model is not touched: a copy of its structure, with our mixers over the same weights, runs.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class RecurrentBackend(PackedBackend):
 
 
 class SSMBackend(RecurrentBackend):
-    """Serves a model of recurrent layers alone."""
+    """Runs a model that has only recurrent layers."""
 
     def _check_attention(self, model: Any, kinds: list[str]) -> None:
         if kinds:
@@ -55,7 +55,7 @@ class SSMBackend(RecurrentBackend):
 
 
 class HybridBackend(RecurrentBackend):
-    """Serves a model that mixes attention and recurrent layers.
+    """Runs a model that mixes attention and recurrent layers.
 
     Attention keeps keys and values of every node, as in `TransformerBackend`; a recurrent layer keeps what
     `SSMBackend` keeps.

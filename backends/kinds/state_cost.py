@@ -28,7 +28,7 @@ class StateCost:
 
     Attributes:
         method: one of `METHODS`.
-        memory: the most bytes that a round allocates beside the committed state, logits and all.
+        memory: the most bytes that a round allocates in addition to the committed state, with logits.
         seconds: of a round, the median.
     """
 
@@ -46,7 +46,7 @@ def backend_for(model: Any, method: str) -> PackedBackend | RecomputingBackend:
 
     Raises:
         InvalidInput: another method.
-        UnsupportedModel: a model that neither `SSMBackend` nor `HybridBackend` serves.
+        UnsupportedModel: a model that neither `SSMBackend` nor `HybridBackend` supports.
     """
     if method not in METHODS:
         raise InvalidInput(
@@ -113,7 +113,7 @@ def cheapest(costs: Sequence[StateCost], *, memory: int | None = None) -> StateC
 
 
 def allocations(call: Callable[[], Any]) -> tuple[int, int]:
-    """Bytes that `call` leaves behind, and the most that it had at a time, on the CPU or an accelerator."""
+    """Returns the bytes that `call` leaves allocated, and its peak, on the CPU or an accelerator."""
     accelerator = torch.cuda.is_available() and torch.cuda.is_initialized()
     if accelerator:
         torch.cuda.synchronize()

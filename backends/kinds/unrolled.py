@@ -70,10 +70,10 @@ class UnrolledRow:
 
 
 class UnrolledBackend(ModelBackend):
-    """Runs every root-to-leaf path as a batch row of its own, with the model's own cache and masks.
+    """Runs every root-to-leaf path as a separate batch row, with the model's own cache and masks.
 
     Exact for any causal model that can go on from a cache by several tokens. It recomputes what paths
-    share, so it costs more than one pass with a tree mask. Padding stands behind a path, where nothing
+    share, so it costs more than one pass with a tree mask. Padding follows a path, where nothing
     sees it.
     """
 
@@ -237,7 +237,7 @@ class UnrolledBackend(ModelBackend):
         return self._read(row, tokens, prompt=len(tokens) + 1)[0]
 
     def _read(self, row: UnrolledRow, tokens: Tensor, *, prompt: int) -> tuple[UnrolledRow, Tensor]:
-        """`row` after `tokens`, and logits `[vocab]` behind them; a fresh row keeps `prompt` as a length."""
+        """Returns `row` after `tokens`, and the logits `[vocab]`; a fresh row keeps `prompt` as a length."""
         fresh = row.cache is None and not row.length
         cache = self._new_cache(prompt=prompt) if fresh else self._copied(row.cache, copies=1)
         length, features = row.length, row.features
@@ -263,7 +263,7 @@ class UnrolledBackend(ModelBackend):
         return cache
 
     def _copied(self, cache: Cache | None, *, copies: int, index: int = 0) -> Cache:
-        """Row `index` of `cache`, `copies` times, in tensors of its own; a new cache for None."""
+        """Returns row `index` of `cache`, `copies` times, in new tensors; a new cache for None."""
         if cache is None:
             return self._new_cache(prompt=1)
         copied = copy.copy(cache)
@@ -281,9 +281,9 @@ class UnrolledBackend(ModelBackend):
         return copied
 
     def _run(self, cache: Cache, tokens: Tensor, *, start: int, **options: Any) -> Tensor:
-        """Feed `tokens` `[batch, n]` behind the `start` tokens of `cache`; logits `[batch, n, vocab]`.
+        """Feed `tokens` `[batch, n]` after the `start` tokens of `cache`; logits `[batch, n, vocab]`.
 
-        Where features are kept, `_pass_features` is afterwards those of the pass, `[batch, n, width]`.
+        Where features are kept, `_pass_features` then holds the features of the pass, `[batch, n, width]`.
         """
         if self._takes_positions:
             positions = torch.arange(start, start + tokens.shape[1], device=self.device)

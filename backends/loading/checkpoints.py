@@ -73,7 +73,7 @@ def build_model(
     try:
         with torch.device("meta"):
             model = make()
-    except Exception as error:  # transformers' checks raise several kinds of their own
+    except Exception as error:  # transformers' checks raise several kinds of errors
         raise InvalidInput(
             f"The configuration of {source} describes no model ({first_line(error)}); download the model "
             "again."

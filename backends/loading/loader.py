@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 Attention = Literal["auto", "mask", "paths"]
 
 Verdicts = dict[str, str | UnsupportedModel | None]
-"""The self-check's verdict on the methods of running trees: None where one serves a model, else why not."""
+"""The self-check's verdicts on the methods of running trees: None if one supports a model, else why not."""
 
 # Of every model seen, with a hash of the structure that it had; the structure itself may hold the model.
 _known: WeakKeyDictionary[Any, tuple[int, Verdicts]] = WeakKeyDictionary()
@@ -71,15 +71,15 @@ def load(
     engine: Engine = "eager",
     weights: Weights | None = None,
 ) -> StateBackend:
-    """A backend that serves a decoder-only model.
+    """Returns a backend for a decoder-only model.
 
     Args:
         model: a transformers model, a folder, or a name on the Hugging Face hub. Weights are read from
             safetensors, never from pickles; but folders in the layouts of `mamba_ssm` and MambaInLlama, which
             are published as pickles, may hold those: torch's restricted unpickler reads them, which makes
             tensors and runs no code. A `MambaLMHeadModel` of mamba_ssm is taken too; a transformers model
-            over its very tensors serves it.
-        trust_remote_code: let the folder or hub repository run Python code of its own.
+            over the same tensors runs it.
+        trust_remote_code: let the folder or hub repository run its Python code.
         dtype: of the weights, `torch.bfloat16` or `"bfloat16"`; None keeps the checkpoint's.
         device: where the weights go, `"cuda"` or `"auto"` (spread over what there is); None is the
             accelerator where there is one, else the CPU.
@@ -96,8 +96,8 @@ def load(
             How many were is the backend's `captured.graphs`.
         engine: what runs passes: `"eager"`, the model's own code; `"inductor"`, the same as
             `capture="compile"`; `"openvino"`, on a CPU, in the dtype of the weights, which must be float32 or
-            bfloat16; `"auto"`, OpenVINO where it is installed and serves the model, else the model's own
-            code, which of the two is logged. OpenVINO holds a copy of the weights of its own.
+            bfloat16; `"auto"`, OpenVINO where it is installed and supports the model, else the model's own
+            code, which of the two is logged. OpenVINO holds a copy of the weights.
         weights: what OpenVINO rounds its copy of the weights to: `"int8"` or `"int4"`, None: nothing. The
             backend then is one of another model, whose greedy texts are its own.
 
@@ -204,14 +204,14 @@ def load_model(
 
 
 def refuse_unserved(config: Any) -> None:
-    """`UnsupportedModel` for the families that no backend serves."""
+    """Raise `UnsupportedModel` for the families that no backend supports."""
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModel(
             f"{config.model_type} is an encoder-decoder; draftwood serves decoder-only language models."
         )
     try:
         layers = DynamicCache(config=config).layers
-    except Exception as error:  # configs of models whose cache is of their own making fail in many ways
+    except Exception as error:  # configs of models that bring a cache class fail in many ways
         raise UnsupportedModel(
             f"{config.model_type} has no cache that transformers' DynamicCache can hold "
             f"({type(error).__name__}: {error}); use a model of attention or recurrent layers that it can."
@@ -297,7 +297,9 @@ def _explained(name: str, error: Exception) -> DraftwoodError:
     if fault is not None and fault.kind == "disk":
         return InvalidInput(f"There is no room for what {name} needs ({reason[:160]}); name another folder.")
     if "Unrecognized configuration class" in text:
-        return UnsupportedModel(f"{name} is not a causal language model ({reason[:160]}).")
+        return UnsupportedModel(
+            f"{name} is not a causal language model ({reason[:160]}); name a decoder-only one."
+        )
     if isinstance(error, OSError) and not Path(name).is_dir():
         return InvalidInput(
             f"{name} is neither a folder here nor a model that the hub gave ({reason[:160]}); check the name."
@@ -358,7 +360,7 @@ def _verdict(model: Any, method: str, make: Callable[[Any], StateBackend]) -> st
             and (end := make(model).max_length) is not None
         ):
             log.info(
-                "%s is served up to %d tokens: beyond them its keys are rotated by the length of the text.",
+                "%s is supported up to %d tokens: later keys are rotated by the length of the text.",
                 type(model).__name__,
                 end,
             )
@@ -393,6 +395,6 @@ def _by_paths(model: Any) -> StateBackend:
 def _is_recurrent(model: Any) -> bool:
     """Whether any layer of `model` keeps a recurrent state."""
     text = model.config.get_text_config(decoder=True)
-    # Models with a cache of their own making, such as RWKV, say no more than that they are stateful.
+    # Models that bring a cache class, such as RWKV, only say that they are stateful.
     unlisted = getattr(model, "_is_stateful", False) and getattr(text, "layer_types", None) is None
     return bool(recurrent_layers(model.config)) or unlisted

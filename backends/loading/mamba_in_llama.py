@@ -90,7 +90,7 @@ class Distilled(torch.nn.Module):
     """Stands in a Llama layer for its attention: transformers' Mamba-2 mixer with shared heads.
 
     The convolution is one of every channel by itself. So heads may be repeated before it, over repeated
-    weights, where the layout repeats them behind it.
+    weights, where the layout repeats them after it.
     """
 
     def __init__(self, mamba: Mapping[str, Any], layer: Mapping[str, Any], index: int) -> None:
@@ -153,7 +153,7 @@ def _llama(folder: Path) -> Any:
         )
     try:
         return hf.LlamaConfig.from_dict(config)
-    except Exception as error:  # transformers' checks raise several kinds of their own
+    except Exception as error:  # transformers' checks raise several kinds of errors
         raise InvalidInput(
             f"The config.json in {folder} could not be read ({first_line(error)}); download the model again."
         ) from error
@@ -165,7 +165,7 @@ def _described(file: Mapping[str, Any], llama: Any, *, where: str) -> tuple[dict
     for ours, theirs in SAME.items():
         if mamba[ours] != getattr(llama, theirs):
             raise InvalidInput(
-                f"{where} has {ours} = {mamba[ours]!r}, but config.json beside it has {theirs} = "
+                f"{where} has {ours} = {mamba[ours]!r}, but config.json next to it has {theirs} = "
                 f"{getattr(llama, theirs)!r}; download the model again."
             )
     layer = layer_settings(mamba["ssm_cfg"], MAMBA2 | {"repeat_kv_before_conv": False}, f"ssm_cfg of {where}")

@@ -1,4 +1,4 @@
-"""The self-check: whether a backend serves a model at every length, within a few tokens."""
+"""The self-check: whether a backend runs a model correctly at every length, within a few tokens."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def self_check(make: Callable[[Any], StateBackend], model: Any) -> str | None:
     model was built, on a text beyond them, if it is short enough.
 
     Raises:
-        UnsupportedModel: `make` refuses the model, or the model gives no logits for words alone.
+        UnsupportedModel: `make` refuses the model, or the model gives no logits for only words.
         OutOfMemory: a pass does not fit, which says nothing of the model.
     """
-    make(model)  # which refuses some by a sentence of its own
+    make(model)  # which refuses some with a better sentence
     plain = reference(model)
     try:
         plain_logits(plain, [1, 2, 3])

@@ -12,7 +12,7 @@ import transformers
 log = logging.getLogger(__name__)
 
 NEWEST_TESTED = {"torch": "2.14", "transformers": "5.24"}
-"""Newest minor versions that passed `make test-versions`; they are at least those of constraints.txt."""
+"""Newest minor versions that passed `make test-versions`; at least the versions in constraints.txt."""
 
 
 def untested() -> list[str]:

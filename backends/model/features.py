@@ -79,7 +79,7 @@ class Features:
     def watched(self) -> Iterator[None]:
         """Inside it `run` sees what the layers read."""
         with ExitStack() as hooks:
-            # For a pass alone: the model is its owner's, who may run or copy it in between.
+            # Only for one pass: the model is its owner's, who may run or copy it in between.
             for layer in dict.fromkeys(self.request.layers):
                 hooks.callback(self._hook(layer).remove)
             yield
@@ -114,12 +114,12 @@ class Features:
 
             return self._layers[layer].register_forward_pre_hook(before, with_kwargs=True)
 
-        def behind(_: Any, __: Any, output: Any) -> None:
+        def afterwards(_: Any, __: Any, output: Any) -> None:
             self._seen[layer].append(_states(output))
 
         # The last layer is known to be one of those that the body runs.
         put_out = self._last if layer == self._before_norm else self._body
-        return put_out.register_forward_hook(behind)
+        return put_out.register_forward_hook(afterwards)
 
     def trimmed(self, pieces: Sequence[Tensor]) -> Pieces:
         """Returns the features of a row's last tokens, as many as are requested."""

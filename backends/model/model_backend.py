@@ -33,7 +33,7 @@ class ModelBackend(RenewedBackend):
         chunk: tokens a prefill pass takes at once; fewer need less memory.
         vocab_size: width of the logits, which may exceed the tokenizer's vocabulary.
         max_length: positions the model has, or None where it computes them. A model whose rotation changes
-            for all tokens of a text that grows long is served up to there.
+            for all tokens of a text that grows long is supported up to that length.
         weight_bytes: bytes of its parameters in this process, tied ones counted once.
         ranks: the processes over which it is sharded.
         eos_token_ids: tokens that end a text, by the model's generation config.
@@ -82,7 +82,7 @@ class ModelBackend(RenewedBackend):
         return f"{type(self).__name__}({type(self.model).__name__}, lengths={self.lengths})"
 
     def without_layers(self, layers: Sequence[int]) -> StateBackend:
-        """A backend of the same class for the same weights without `layers`, with rows of its own.
+        """Returns a backend of the same class for the same weights without `layers`, with separate rows.
 
         Where passes are captured, so are its own, which it compiles anew.
 
@@ -92,7 +92,7 @@ class ModelBackend(RenewedBackend):
         """
         smaller = type(self)(without_layers(self.model, layers), **self._options)
         plain = reference(smaller.model)
-        # Passes as they are, even where those of `smaller` are captured: the check would compile them.
+        # Passes as they are, even if `smaller` captures them: the check would compile them.
         if (reason := disagreement(type(self)(plain, chunk=self.chunk), plain)) is not None:
             raise UnsupportedModel(
                 f"{type(self.model).__name__} does not work without the layers {list(layers)} ({reason}); "
@@ -140,7 +140,7 @@ class ModelBackend(RenewedBackend):
         """Logits of features of the layer `feature_layers`, scales and soft-caps with them.
 
         Raises:
-            UnsupportedModel: the model's logits do not follow from these features alone.
+            UnsupportedModel: the model's logits depend on more than these features.
         """
         if not self.feature_layers:
             return super().output_head(states)
@@ -166,12 +166,12 @@ class ModelBackend(RenewedBackend):
 
 
 def served_part(model: Any) -> Any:
-    """The part of a wrapped model that is served: of PEFT's, the model with the adapters in its layers.
+    """Returns the part of a wrapped model that runs: of PEFT's, the model with the adapters in its layers.
 
     Raises:
         UnsupportedModel: the wrapper changes the text itself, which no backend follows.
     """
-    # A transformers model that holds adapters has the former alone.
+    # A transformers model that holds adapters only has the former.
     if not (hasattr(model, "peft_config") and hasattr(model, "get_base_model")):
         return model
     if model.active_peft_config.is_prompt_learning:

@@ -24,10 +24,9 @@ from draftwood.backends.structure.forward import cache_argument, takes
 class ModelPass:
     """A function from tokens, positions and what nodes see to logits, over the state of all rows so far.
 
-    The state is in buffers: the keys and values of attention layers are in `cache`, into which a pass writes
-    those of the new nodes, and what recurrent layers keep is in `states`. A pass changes nothing else, so it
-    can be run as it is, or traced. `RowCache.write` or `RowCache.written_at` says before it which rows and
-    slots it writes.
+    The state is in buffers: keys and values of attention layers are in `cache`, where a pass adds the new
+    nodes', and what recurrent layers keep is in `states`. A pass changes nothing else, so it can be run as it
+    is, or traced. `RowCache.write` or `RowCache.written_at` says before it which rows and slots it writes.
 
     Attributes:
         module: the model, or a copy of its structure over the same weights.
@@ -127,7 +126,7 @@ class ModelPass:
         kept: int | Tensor | None = None,
         cache: Cache | None = None,
     ) -> list[Tensor]:
-        """The model alone: as above, under what `attention_mask=` takes; over another `cache`, if given."""
+        """Run only the model: as above, with a mask for `attention_mask=`; over another `cache`, if given."""
         options: dict[str, Any] = {
             "input_ids": tokens,
             "attention_mask": mask,

@@ -39,7 +39,7 @@ class OutputHead:
             device: where its token ids go.
 
         Raises:
-            UnsupportedModel: the logits do not follow from the body's output alone, or no copy can be made.
+            UnsupportedModel: the logits depend on more than the body's output, or no copy can be made.
         """
         self._device = device
         tokens = torch.arange(3, device=device).unsqueeze(0)
@@ -57,7 +57,7 @@ class OutputHead:
             text = " ".join(str(error).split())[:160].rstrip(".")
             raise self._error(model, f"{type(error).__name__}: {text}") from error
         if not torch.allclose(logits, output.logits, rtol=1e-3, atol=1e-3):
-            raise self._error(model, "its logits do not follow from its body's output alone")
+            raise self._error(model, "its logits depend on more than its body's output")
 
     def __call__(self, states: Tensor) -> Tensor:
         """Logits `[..., vocab]` of `[..., hidden]`."""

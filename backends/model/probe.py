@@ -1,6 +1,6 @@
 """Does a backend agree with the model's own plain forward on trees made to tell?
 
-In the probe's tree siblings stand far behind their parents, and the rows differ in length, so that a model
+In the probe's tree siblings are far from their parents, and the rows differ in length, so that a model
 that takes a node's position or distance from its column gives itself away. One row leads over the few
 tokens at which windows and switches begin in a copy made for that (`length_settings`), and one begins beyond
 them.

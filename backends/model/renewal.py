@@ -41,7 +41,7 @@ class RenewedBackend(StateBackend):
 
         Raises:
             InvalidInput: the model has changed while there are rows, or is in a mode that is not supported.
-            UnsupportedModel: a backend of this kind no longer serves the model.
+            UnsupportedModel: a backend of this kind no longer supports the model.
         """
         origin, key = self._origin, ModelKey.of(self._origin.model)
         if key == origin.key and not self._outdated():

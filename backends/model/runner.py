@@ -24,7 +24,7 @@ class Runner(Protocol):
     what every node sees) and the state of all rows, and gives logits and what the new nodes add to the state.
     A runner decides how that function runs: as it is, compiled, replayed, or converted by another engine.
 
-    A runner of your own needs one file. It gets the `ModelPass`, converts or compiles it, and has three
+    Your runner needs one file. It gets the `ModelPass`, converts or compiles it, and has three
     methods. In `run`:
 
     - `inputs.arrays(masks)` gives all arrays that the device reads; with a `Shape`, padded to that.

@@ -20,7 +20,7 @@ COLUMNS = 128
 """Uncommitted columns for which there is always room."""
 
 OLD = 32
-"""Columns of the smallest region that recurrent layers read, beside none."""
+"""Columns of the smallest region that recurrent layers read, apart from an empty one."""
 
 
 @attrs.frozen

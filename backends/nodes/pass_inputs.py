@@ -35,7 +35,7 @@ class PassInputs:
     """New nodes of every row, their positions, and what they see of the text and of each other.
 
     A tree, a chain and a chunk of a prompt are described in the same way. A chunk is a chain whose text is
-    what its rows have read before it. Rows that see the same, such as those of a chunk, may share one line
+    what its rows have read before it. Rows that see the same, such as rows of a chunk, may share one line
     of `positions`, `bits`, `first` and `lengths`.
 
     Attributes:
@@ -164,7 +164,7 @@ class PassInputs:
 
         Args:
             masks: the form in which it is told what nodes see.
-            room: a shape that the arrays are padded to, for a pass that stands; it also reads where the nodes
+            room: a shape that the arrays are padded to, for a captured pass; it also reads where the nodes
                 are written. None for a pass of exactly this shape.
         """
         held = masks.arrays(self, room)
@@ -237,7 +237,7 @@ def padded(values: NDArray[Any], size: tuple[int, ...]) -> NDArray[Any]:
 
 
 def _within(positions: Ints, counts: Sequence[int], max_length: int) -> Ints:
-    """`positions` with those of padding within the context; `InvalidInput` for nodes beyond it."""
+    """Returns `positions`, with padding moved into the context; raises `InvalidInput` for nodes beyond it."""
     for row, position in enumerate(positions.max(1)):
         if counts[row] and position >= max_length:
             raise InvalidInput(

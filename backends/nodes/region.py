@@ -80,7 +80,7 @@ class Staged:
 
     @property
     def stop(self) -> int:
-        """The column behind the last."""
+        """Returns the column after the last."""
         return self.start + int(self.bits.shape[1])
 
     @cached_property
@@ -102,7 +102,7 @@ class Staged:
 
 @attrs.frozen(eq=False)
 class Accepted:
-    """The nodes of every row's path, one row behind the other.
+    """Returns the nodes of every row's path, one row after the other.
 
     Attributes:
         rows: `[nodes]`, ascending.
@@ -123,7 +123,7 @@ def _identity(size: int) -> Bits:
 
 
 def own_bits(columns: int, *, words: int) -> Bits:
-    """Uint32 `[columns, words]`: every column with its own bit alone."""
+    """Returns uint32 `[columns, words]`: every column with only its own bit."""
     return _identity(max(256, 1 << (max(columns, words * WORD) - 1).bit_length()))[:columns, :words]
 
 
@@ -233,7 +233,7 @@ class Region:
         bits = np.zeros((rows, 1 + stop, words(stop)), np.uint32)
         bits[:, : 1 + start, : self._bits.shape[2]] = self._bits
         bits[:, 1 + start :] = staged.bits
-        # Padding takes the indices behind the valid nodes, which are the next call's.
+        # Padding takes the indices after the valid nodes, which are the next call's.
         row, index = np.arange(rows)[:, None], self.counts[:, None] + np.arange(n)
         parents, places = np.zeros((2, rows, self._parents.shape[1] + n), np.int64)
         parents[:, :-n], places[:, :-n] = self._parents, self._places

@@ -50,7 +50,7 @@ class Layout:
 
     @classmethod
     def of(cls, arrays: Arrays) -> Layout:
-        """That of arrays with these shapes and dtypes, one behind the other."""
+        """Returns the layout of arrays with these shapes and dtypes, one after the other."""
         parts, at = dict[str, Part](), 0
         for name, array in arrays.items():
             parts[name] = Part(at, at + array.nbytes, array.shape, array.dtype.name)

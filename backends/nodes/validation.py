@@ -127,7 +127,7 @@ def check_parents(parents: NDArray[np.int64], have: Sequence[int] | NDArray[np.i
     if wrong.any():
         row, index = np.argwhere(wrong)[0]
         raise InvalidTree(
-            f"Node {nodes[row, index]} of row {row} has parent {parents[row, index]}; it must be -1 or stand "
+            f"Node {nodes[row, index]} of row {row} has parent {parents[row, index]}; it must be -1 or come "
             "before its child."
         )
 

@@ -44,7 +44,7 @@ from draftwood.trees.level_plan import LevelPlan
 log = logging.getLogger(__name__)
 
 Capture = Literal["off", "compile", "cuda-graphs"] | Compiler
-"""How passes are captured: by Inductor, by it and CUDA graphs, by a compiler of one's own, or not at all."""
+"""How passes are captured: by Inductor, by it and CUDA graphs, by a given compiler, or not at all."""
 
 
 @attrs.frozen
@@ -70,7 +70,7 @@ class Captured(Runner):
     """
 
     def __init__(self, model_pass: ModelPass, *, name: str, capture: Capture, longest: int | None) -> None:
-        """Capture `model_pass`, whose buffers stand.
+        """Capture `model_pass`, whose buffers stay where they are.
 
         Args:
             model_pass: the function that is captured.

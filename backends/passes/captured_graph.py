@@ -45,7 +45,7 @@ class Graph:
         Args:
             run: the whole pass.
             name: of the shape, as part of an identifier.
-            inputs: of its first run, whose shapes and dtypes are those of all.
+            inputs: of its first run; all runs have the same shapes and dtypes.
             device: where it runs.
             compiler: that makes a function of what is traced.
             cache: that the pass writes into and reads.
@@ -79,7 +79,7 @@ class Graph:
         self._direct = None
 
     def fill(self, values: Held) -> None:
-        """Send the inputs of a pass where they stand."""
+        """Copy the inputs of a pass to their fixed place."""
         held, host = self._on_host, None
         if held is None:
             host = pinned(self._layout.size, self._buffer.device)
@@ -139,5 +139,5 @@ def _kept(guards: Sequence[Any]) -> list[bool]:
 
 
 def _modes(device: torch.device) -> tuple[bool, ...]:
-    """Returns those of torch's modes that a program may switch while rows are being written."""
+    """Returns the modes of torch that a program may switch while rows are being written."""
     return torch.is_autocast_enabled(device.type), torch.are_deterministic_algorithms_enabled()

@@ -30,7 +30,7 @@ class PackedRow:
     Attributes:
         length: committed tokens.
         fresh: whether the next token is the last one of its prompt.
-        features: those of its tokens since `take_features`, `[length, width]` a piece, where they are kept.
+        features: of its tokens since `take_features`, pieces of `[length, width]`, where they are kept.
     """
 
     length: int
@@ -41,7 +41,7 @@ class PackedRow:
 class PackedPasses(ModelBackend):
     """Abstract: the model over a chunk of prompts or over new nodes.
 
-    A pass leaves behind keys, values and states alone. Which rows there are, their nodes and what of them is
+    A pass only leaves keys, values and states. Which rows there are, their nodes and what of them is
     committed is up to the subclass.
 
     Attributes:
@@ -117,10 +117,10 @@ class PackedPasses(ModelBackend):
         features: list[Pieces],
         first: dict[int, Tensor] | None,
     ) -> None:
-        """One pass over `padded[:, start : start + chunk]`, the rows behind those that are there.
+        """Run one pass over `padded[:, start : start + chunk]`, rows that follow the present ones.
 
-        Adds the features of the text of these `lengths` in it, where they are kept, to those of every row,
-        and puts the logits `[vocab]` behind texts that end in it into `first`, by row, where they are wanted.
+        Adds the features of the text of these `lengths` in it, where they are kept, to every row's features,
+        and puts the logits `[vocab]` after texts that end in it into `first`, by row, where they are wanted.
         """
         tokens = padded[:, start : start + self.chunk]
         n = tokens.shape[1]
@@ -128,7 +128,7 @@ class PackedPasses(ModelBackend):
         wanted = sorted(set(ends.values())) if first is not None else []
         inputs = PassInputs.of(
             tokens,
-            # Padding stands behind a row's text, so no token of the text sees it, and rows are alike.
+            # Padding follows a row's text, so no token of the text sees it, and rows are alike.
             chain(n),
             kinds=self._kinds,
             older=np.zeros((1, 0), np.int64),

@@ -1,6 +1,6 @@
 """Recurrent layers of models: what they keep during decoding, and the mixers that stand for them.
 
-For a layer of your own: a `Mixer` over one of the states here or a `Recurrence` of yours, registered under
+For your own layer: a `Mixer` over one of the states here or your `Recurrence`, registered under
 `draftwood.mixers` by the name of the layer's class. `docs/tutorials/recurrent-layer.md` adds one.
 """
 

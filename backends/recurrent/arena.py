@@ -59,7 +59,7 @@ class Arena:
 
         Args:
             state: like the committed one, `[rows, ...]`.
-            vectors: like those of nodes, `[rows, nodes, ...]`.
+            vectors: of nodes, `[rows, nodes, ...]`.
         """
         self._shapes = [state.shape[1:], *(vector.shape[2:] for vector in vectors)]
         self._places = [Place(state), *map(Place, vectors)]

@@ -10,7 +10,7 @@ from draftwood.backends.recurrent.mixer import precise
 
 
 class Gate(torch.nn.Module):
-    """The gate alone, of layers without a norm."""
+    """Returns only the gate, for layers without a norm."""
 
     def forward(self, out: Tensor, gate: Tensor) -> Tensor:
         """`[..., channels]` in the dtype of `out`."""

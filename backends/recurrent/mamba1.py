@@ -100,7 +100,7 @@ class Mamba1Mixer(Mixer):
 
 
 class ZambaMixer(Mixer):
-    """ZambaMambaMixer: Mamba-1 in heads, each with a step, B and C of its own."""
+    """ZambaMambaMixer: Mamba-1 in heads, each with its own step, B and C."""
 
     def __init__(self, original: Any, states: States) -> None:
         super().__init__(original, states)

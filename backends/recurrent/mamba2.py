@@ -62,7 +62,7 @@ class Mamba2State(LayerState):
 class Mamba2Mixer(Mixer):
     """Mamba2Mixer and those made after it: Bamba, FalconH1, GraniteMoeHybrid, Zamba2, NemotronH.
 
-    The step is clamped in prompts alone, as where transformers reads one and then decodes token by token.
+    The step is only clamped in prompts, as in transformers, which then decodes token by token.
     """
 
     def __init__(self, original: Any, states: States) -> None:
@@ -103,7 +103,7 @@ class Mamba2Mixer(Mixer):
         original = self.original
         if not hasattr(original, "ssm_in_multiplier"):
             return original.in_proj(hidden_states)
-        # FalconH1 alone.
+        # Only FalconH1.
         return original.in_proj(hidden_states * original.ssm_in_multiplier) * original.mup_vector
 
     def _gated(self, out: Tensor, gate: Tensor) -> Any:

@@ -11,11 +11,11 @@ from draftwood.backends.recurrent.states import LayerState, States
 
 
 class Mixer(torch.nn.Module):
-    """Abstract: stands in a model for one of its layers, with that layer's parameters and states of our own.
+    """Abstract: replaces one of a model's layers, with that layer's parameters and our states.
 
     A subclass says in its constructor what the layer `keeps`, and its `forward` takes and returns what the
-    layer's does, for the nodes of a tree in place of a text. It treats every node alone, but for the calls of
-    `run`, in which nodes see their ancestors. `draftwood.mixers` is its group of entry points.
+    layer's does, for the nodes of a tree in place of a text. It treats every node by itself, except in
+    calls of `run`, in which nodes see their ancestors. `draftwood.mixers` is its group of entry points.
 
     Attributes:
         original: the model's own layer, which is not called as a whole.

@@ -1,6 +1,6 @@
 """The mixer of every class of layers: the entry points of the group `draftwood.mixers`.
 
-An entry is named after the class it serves, plainly (`Mamba2Mixer`) or with its module
+An entry is named after the class it supports, plainly (`Mamba2Mixer`) or with its module
 (`transformers.models.mamba2.modeling_mamba2.Mamba2Mixer`), and leads to a subclass of `Mixer`. Our own are
 registered in the same way.
 """
@@ -23,7 +23,7 @@ _IDLE = re.compile(r"__init__|__repr__|extra_repr|_?(init|reset)_.*")
 
 
 def served_classes() -> str:
-    """The names of the classes that are served."""
+    """Returns the names of the supported classes."""
     return ", ".join(registry.names(KIND))
 
 
@@ -31,7 +31,7 @@ def mixer_for(kind: type[torch.nn.Module]) -> type[Mixer] | None:
     """The mixer for layers of the class `kind`, or of its nearest base class; None for other modules.
 
     Raises:
-        UnsupportedModel: a class that `kind` comes from is served, but `kind` has methods of its own in place
+        UnsupportedModel: a class that `kind` comes from is supported, but `kind` has other methods in place
             of that class's, and may compute something else.
         InvalidInput: what is registered is no mixer.
     """

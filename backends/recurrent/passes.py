@@ -67,7 +67,7 @@ class Text:
     """Tokens of rows that are about to join, worked out once for all layers of a device.
 
     Attributes:
-        counts: how many of the pass are text, int64 `[rows]`; the others are padding behind it.
+        counts: how many of the pass are text, int64 `[rows]`; the others are padding after it.
         whole: whether all are.
     """
 
@@ -108,7 +108,7 @@ class Standing:
     """The tensors that the layers of a captured pass share, for tracing.
 
     Attributes:
-        now: who sees whom, among the first `old` columns and the new nodes behind them.
+        now: who sees whom, among the first `old` columns and the new nodes after them.
         columns: of the new nodes, int64 `[nodes]`.
         old: columns that are read besides, and may be anything where no node sees them.
     """

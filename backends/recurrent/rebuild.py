@@ -32,7 +32,7 @@ def with_mixers(model: Any, *, snapshots: bool = False, standing: bool = False) 
     """A copy of `model` with our mixers, and the states that they use.
 
     The copy has the model's own parameters and buffers; the model itself is not touched, so that any number
-    of copies may run beside it.
+    of copies may run at the same time.
 
     Args:
         model: a transformers model.
@@ -44,7 +44,7 @@ def with_mixers(model: Any, *, snapshots: bool = False, standing: bool = False) 
     """
     if ranks_of(model) is not None:
         raise UnsupportedModel(
-            f"{type(model).__name__} is sharded over processes, and recurrent layers are served whole; load "
+            f"{type(model).__name__} is sharded over processes, and recurrent layers must be whole; load "
             "it without a tp_plan."
         )
     _check_weights(model)

@@ -17,7 +17,7 @@ class Recurrence(LayerState):
     """Abstract: a state that a subclass gives by one `step` and its beginning (`blank`).
 
     A pass goes down the new nodes level by level, all rows and nodes of a level in one step, and every node
-    keeps the state behind it; a commit takes the one behind the accepted path. So any recurrence is served,
+    keeps the state after it; a commit takes the one after the accepted path. So any recurrence is supported,
     at a step a token and a state a node. Where a closed form is known, a `LayerState` saves both.
     """
 
@@ -33,7 +33,7 @@ class Recurrence(LayerState):
         """
 
     def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:
-        """Outputs, and the states behind the new nodes."""
+        """Returns the outputs, and the states after the new nodes."""
         out, behind = run_levels(self.step, state, old[0] if old else None, new, now)
         return out, (behind,)
 
@@ -41,19 +41,19 @@ class Recurrence(LayerState):
     def replay_all(
         cls, layers: Sequence[Self], states: Sequence[Tensor], nodes: Sequence[Vectors], kept: Tensor
     ) -> list[Tensor]:
-        """The states behind the last column of `kept`."""
+        """Returns the states after the last column of `kept`."""
         return [behind_last(kept, state, behind) for state, (behind,) in zip(states, nodes, strict=True)]
 
 
 def run_levels(
     step: Callable[..., tuple[Tensor, Tensor]], state: Tensor, old: Tensor | None, new: Vectors, now: Pass
 ) -> tuple[Tensor, Tensor]:
-    """The outputs of the new nodes and the states behind them, both `[rows, nodes, ...]`.
+    """Returns the outputs of the new nodes and the states after them, both `[rows, nodes, ...]`.
 
     Args:
         step: as `Recurrence.step`.
         state: committed, `[rows, ...]`.
-        old: the states behind older columns `[rows, columns, ...]`; None where there are none.
+        old: the states after older columns `[rows, columns, ...]`; None where there are none.
         new: what `step` reads of the new nodes, each `[rows, nodes, ...]`.
         now: who sees whom.
     """
@@ -74,7 +74,7 @@ def run_levels(
 
 
 def behind_last(kept: Tensor, state: Tensor, behind: Tensor) -> Tensor:
-    """The state behind the last column of `kept`, bool `[rows, columns]`, or the committed one."""
+    """Returns the state after the last column of `kept`, bool `[rows, columns]`, or the committed one."""
     columns = torch.arange(1, kept.shape[1] + 1, device=kept.device)
     last = torch.cat([columns.new_zeros(len(kept), 1), torch.where(kept, columns, 0)], 1).amax(1)
     row = torch.arange(len(kept), device=kept.device)

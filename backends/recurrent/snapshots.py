@@ -14,9 +14,9 @@ from draftwood.backends.recurrent.states import LayerState, Vectors
 
 
 class Snapshots(LayerState):
-    """Any layer, with the state behind every uncommitted node kept beside what the layer itself keeps.
+    """Any layer; the state after every uncommitted node is kept in addition to what the layer itself keeps.
 
-    A commit takes the state behind the path's last node. Memory is that of a state a node.
+    A commit takes the state after the path's last node. Memory is that of a state a node.
     """
 
     traceable = False
@@ -40,7 +40,7 @@ class Snapshots(LayerState):
         return self._layer.read(state, new, text)
 
     def _after(self, state: Tensor, *new: Tensor) -> tuple[Tensor, Tensor]:
-        """The states behind nodes that keep these vectors."""
+        """Returns the states after nodes that keep these vectors."""
         kept = torch.ones(len(state), 1, dtype=torch.bool, device=state.device)
         after = self._layer.replay(state, tuple(vector.unsqueeze(1) for vector in new), kept)
         return after, after
@@ -49,5 +49,5 @@ class Snapshots(LayerState):
     def replay_all(
         cls, layers: Sequence[Self], states: Sequence[Tensor], nodes: Sequence[Vectors], kept: Tensor
     ) -> list[Tensor]:
-        """The states behind the last column of `kept`."""
+        """Returns the states after the last column of `kept`."""
         return [behind_last(kept, state, vectors[-1]) for state, vectors in zip(states, nodes, strict=True)]

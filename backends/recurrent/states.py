@@ -74,7 +74,7 @@ class LayerState(ABC):
         """The states of `layers` after committing the columns `kept`, bool `[rows, columns]`."""
 
     def replay(self, state: Tensor, nodes: Vectors, kept: Tensor) -> Tensor:
-        """`replay_all` of this layer alone."""
+        """Runs `replay_all` for only this layer."""
         return self.replay_all([self], [state], [nodes], kept)[0]
 
     def run(self, new: Vectors, now: Pass) -> Tensor:
@@ -104,7 +104,7 @@ class LayerState(ABC):
         return Arena(state, kept)
 
     def read(self, state: Tensor, new: Vectors, text: Text) -> tuple[Tensor, Tensor]:
-        """Outputs of the next tokens of rows that are about to join, and the state behind their text."""
+        """Returns outputs of the next tokens of rows that will join, and the state after their text."""
         outputs, start = [], 0
         for now, kept in text.pieces:
             stop = start + kept.shape[1]
@@ -160,7 +160,7 @@ class LayerState(ABC):
         self._joining = None
 
     def joined(self, have: int, more: int) -> Tensor | None:
-        """The committed state once `more` rows stand behind the `have` that are there."""
+        """Returns the committed state once `more` rows follow the `have` present ones."""
         old, new = self.committed, self._joining
         like = old if old is not None else new
         if like is None and self.arena is not None:
@@ -181,7 +181,7 @@ class LayerState(ABC):
 
 
 def grown(old: Vectors, new: Vectors) -> Vectors:
-    """Older columns with the new ones behind them."""
+    """Returns older columns followed by the new ones."""
     return tuple(torch.cat(pair, 1) for pair in zip(old, new, strict=True)) if old else new
 
 

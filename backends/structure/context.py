@@ -93,7 +93,7 @@ def recomputes_at_switch(model: Any) -> bool:
 
 
 def _loses_text(model: Any) -> bool:
-    """Whether `generate()` forgets its cache at the switch and goes on behind the last token alone.
+    """Returns whether `generate()` forgets its cache at the switch and goes on with only the last token.
 
     Phi-4-multimodal of transformers 5.23 does, whatever its rotation.
     """
@@ -123,7 +123,7 @@ def _has_dynamic_rope(config: Any) -> bool:
 
 
 def _has_position_table(model: Any, length: int) -> bool:
-    """Whether a module holds an embedding, a buffer or another tensor beside its weights of this length."""
+    """Returns whether a module holds an embedding, buffer or other tensor (no weight) of this length."""
     words = word_embedding(model)
     sizes: list[int] = []
     for module in _text_modules(model, model.config):

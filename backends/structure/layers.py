@@ -44,7 +44,7 @@ def shared_copy(model: Any) -> Any:
 
 
 def without_layers(model: Any, layers: Sequence[int]) -> Any:
-    """A second model object without `layers`, whose weights are those of `model` itself.
+    """Returns a second model object without `layers`, which shares the weights of `model`.
 
     Only the structure is copied: parameters and buffers are the same tensors. The layers that stay are
     numbered anew, as the cache and the configuration count them.
@@ -100,7 +100,7 @@ def layer_list(model: Any) -> str | None:
 
 
 def _describe_layers(text: Any, remaining: Sequence[int], have: int) -> None:
-    """Let the configuration describe the remaining layers alone."""
+    """Let the configuration describe only the remaining layers."""
     text.num_hidden_layers = len(remaining)
     for name, value in vars(text).items():
         # Numbers of the layers of some kind.

@@ -54,7 +54,7 @@ def reaches(config: Any, *, recurrent: bool = False) -> dict[str, Reach]:
 
     Args:
         config: of the model.
-        recurrent: whether its recurrent layers are served by others, and may leave it without any kind.
+        recurrent: whether other code runs its recurrent layers, and may leave it without any kind.
 
     Raises:
         UnsupportedModel: for layers that are not attention with a KV cache, or windows of several sizes.

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 _OF_TORCHAO = ("act_quant_kwargs", "act_quant_scale", "activation_quantization")
-"""How torchao's weights say what is done to the activations beside them."""
+"""Attributes by which torchao's weights say what is done to the activations."""
 
 
 def rounds_activations(model: Any) -> bool:
     """Whether layers of `model` may round their activations by what else is in a pass.
 
-    Told by the classes of layers and weights, of torch and of the common packages: those of torchao,
-    optimum-quanto and bitsandbytes that hold weights of few bits alone are known.
+    Decided by the classes of layers and weights, of torch and of the common packages: torchao's,
+    optimum-quanto's, and bitsandbytes' that only hold weights of few bits, are known.
     """
     return any(map(_rounds, [*model.modules(), *model.parameters()]))
 

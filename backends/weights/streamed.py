@@ -81,7 +81,7 @@ def rename(module: torch.nn.Module, hook: Any, inserted: str) -> None:
 
 @attrs.frozen(eq=False)
 class Gathered(Mapping[str, Tensor]):
-    """Tensors by name, each from a map of its own under a name there."""
+    """Tensors by name, each from a separate map under a name there."""
 
     sources: dict[str, tuple[Mapping[str, Tensor], str]]
 
@@ -99,8 +99,8 @@ class Gathered(Mapping[str, Tensor]):
 def read_ahead(model: torch.nn.Module, *, layers: int) -> None:
     """From now on, what the next modules need is read while a module of `model` computes.
 
-    Nothing happens where no weights are streamed, or where this was done already. Beside the weights of the
-    module that computes, those of about one of its `layers` decoder layers are held.
+    Nothing happens where no weights are streamed, or where this was done already. Memory holds the weights
+    of the module that computes and of about one of its `layers` decoder layers.
     """
     hooks = [(module, hook) for module, hook in streamed_modules(model)]
     if not hooks or any(isinstance(hook.weights_map, ModuleWeights) for _, hook in hooks):
@@ -122,7 +122,7 @@ class Part:
 
 
 class Reader:
-    """Reads the weights of modules in a thread of its own, in the order in which they were called last.
+    """Reads the weights of modules in a separate thread, in the order in which they were called last.
 
     What was read for modules that are not the next ones after all is dropped.
     """
@@ -200,7 +200,7 @@ class ModuleWeights(Mapping[str, Tensor]):
         return len(self.source)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return memo.get(id(self), self.source)  # a second model has a reader of its own
+        return memo.get(id(self), self.source)  # a second model has its own reader
 
 
 def _read(parts: Mapping[int, Part]) -> dict[int, dict[str, Tensor]]:
@@ -214,7 +214,7 @@ def _brought(part: Part) -> dict[str, Tensor]:
         for weight in weights.values():
             _touch(weight)
         return weights
-    # Beside the computation, and done when this returns.
+    # During the computation, and done when this returns.
     stream = torch.cuda.Stream(part.device)
     with torch.cuda.stream(stream):
         moved = {name: weight.to(part.device, non_blocking=True) for name, weight in weights.items()}

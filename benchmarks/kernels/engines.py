@@ -36,7 +36,7 @@ class Written:
     """One text.
 
     Attributes:
-        tokens: written behind the prompt.
+        tokens: written after the prompt.
         passes: of the target; 0 where that is not known.
     """
 
@@ -45,7 +45,7 @@ class Written:
 
 
 Writer = Callable[[list[int], int], Written]
-"""Writes so many tokens behind a prompt."""
+"""Writes so many tokens after a prompt."""
 
 
 @attrs.define
@@ -55,7 +55,7 @@ class Line:
     Attributes:
         seconds: by repetition.
         cpu: seconds of all threads, in all.
-        equal: texts equal to those of `generate()`, of all repetitions.
+        equal: texts equal to the texts of `generate()`, of all repetitions.
         tokens: written in all.
         passes: of the target in all.
     """
@@ -138,17 +138,17 @@ def engines(
     ] = 0,
     dtype: Annotated[str, typer.Option(help="Of both: float32 or bfloat16.")] = "float32",
     weights: Annotated[
-        str | None, typer.Option(help="int8 or int4: what OpenVINO rounds those of the target to.")
+        str | None, typer.Option(help="int8 or int4: what OpenVINO rounds the target's weights to.")
     ] = None,
     names: Annotated[
-        str, typer.Option("--engines", help="Those of draftwood, with commas; default: all that are here.")
+        str, typer.Option("--engines", help="Engines of draftwood, with commas; default: all that are here.")
     ] = "",
     recipe: Annotated[str, typer.Option(help="How trees are grown.")] = "opt-tree",
     budgets: Annotated[
-        str, typer.Option(help="Nodes of the trees beside the root; 0: one token a pass.")
+        str, typer.Option(help="Nodes of the trees, excluding the root; 0: one token a pass.")
     ] = "0,4,8",
     depth: Annotated[int, typer.Option(help="Their levels, and calls of the draft.", min=1)] = 6,
-    tokens: Annotated[int, typer.Option(help="Written behind every prompt.", min=2)] = 64,
+    tokens: Annotated[int, typer.Option(help="Written after every prompt.", min=2)] = 64,
     prompts: Annotated[int, typer.Option(help="Prompts a domain.", min=1)] = 4,
     repetitions: Annotated[int, typer.Option(help="Of all.", min=1)] = 3,
     threads: Annotated[int, typer.Option(help="Of torch and of the engine.", min=1)] = 2,

@@ -34,7 +34,7 @@ def families(
     limit: Annotated[float, typer.Option(help="Seconds a family may take.", min=1)] = 180,
     jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
     engine: Annotated[
-        str, typer.Option(help="eager, or openvino: then the families that the mask backend serves.")
+        str, typer.Option(help="eager, or openvino: then the families that the mask backend supports.")
     ] = "eager",
     output: Annotated[
         Path | None,

@@ -69,8 +69,10 @@ METRICS = (
         "s",
         lambda s: (s["text_seconds"] - s["first_token_seconds"]) / (s["tokens"] - s["first_tokens"]),
     ),
-    # Block efficiency: the extra token is counted.
+    # The extra token is counted, and a token that came with the prompt's pass is not.
     Metric("tokens_per_round", "tokens", lambda s: _of_rounds(s) / s["rounds"]),
+    # That token counted too, as in papers that divide a text's length by its target calls.
+    Metric("block_efficiency", "tokens", lambda s: s["tokens"] / s["rounds"]),
     Metric("acceptance_rate", "share", lambda s: s["accepted"] / s["drafted"]),
     # Root and extra token are not counted.
     Metric("path_length", "tokens", lambda s: s["accepted"] / s["rounds"]),

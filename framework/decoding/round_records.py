@@ -200,7 +200,7 @@ class Statistics:
 
     @property
     def tokens_per_round(self) -> float:
-        """Block efficiency: tokens a row gains in a round, the extra token included."""
+        """Returns the tokens that a row gains in a round, the extra token included."""
         return self.figure("tokens_per_round")
 
     @property

@@ -28,18 +28,18 @@ class BlockConfig:
         target_layers: decoder layers of the target; None where its file does not say.
         taps: which features of the target it reads, as `StateBackend.keep_features` counts.
         block_size: slots of a block, the root's among them.
-        mask_token_id: what stands in the slots behind the root.
-        causal: by layer, whether a slot sees none of those behind it.
+        mask_token_id: the token in the slots after the root.
+        causal: by layer, whether a slot sees no later slots.
         windows: by layer, how many positions back a slot sees, its own included; None: all.
         window_before_root: windows are counted from the root for all slots, its position not included, and
             hide no slots.
         rope: the rotation, as transformers' `rope_parameters`.
-        root_guesses: the root's slot guesses a token, and each slot what stands behind its position; else
+        root_guesses: the root's slot guesses a token, and each slot the token after its position; else
             each slot guesses its own position.
         own_embedding: it brings its own table of words; else the target's is used.
         own_head: it brings an output head; else the target's is used.
         markov_rank: of the correction by the token before; 0: there is none.
-        markov_type: of the correction: by that token alone, gated by the slot's state, or by a state that all
+        markov_type: of the correction: by only that token, gated by the slot's state, or by a state that all
             tokens before have made.
         gru: width of the state of Domino's correction by all tokens before; 0: there is none.
         gru_inner: width of what that correction makes of a slot and the state.
@@ -80,7 +80,7 @@ class BlockConfig:
         if self.attention_heads % self.key_value_heads:
             raise InvalidInput(
                 f"The block drafter has {self.attention_heads} query heads and {self.key_value_heads} of "
-                "keys, which do not divide them."
+                "keys, which do not divide them; copy its description again."
             )
         if self.proposed > self.vocab_size:
             raise InvalidInput(
@@ -95,7 +95,7 @@ class BlockConfig:
         if self.feature_width != self.hidden_size and not (self.own_embedding and self.own_head):
             raise InvalidInput(
                 f"The block drafter's width is {self.hidden_size} and its target's {self.feature_width}, so "
-                "it needs a table of words and an output head of its own; give it both."
+                "it needs a table of words and an output head; give it both."
             )
         if self.gru and self.markov_rank:
             raise InvalidInput(

@@ -57,7 +57,7 @@ class Contexts:
             return
         rows = np.repeat(np.arange(len(counts)), counts)
         ends = self.lengths + counts
-        # Tokens of all rows stand behind each other; from each the number that its row began with is taken.
+        # Tokens of all rows follow each other; each is reduced by the number that its row began with.
         places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - ends, counts)
         self.lengths = ends
         self._reserve(int(ends.max()))

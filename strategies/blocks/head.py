@@ -100,7 +100,7 @@ class MarkovHead(Module):
             self.joint_proj = Linear(2 * rank + width, 3 * rank)
 
     def forward(self, tokens: Tensor, slots: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Correction `[..., proposed]`, and the state `[..., rank]` of `rnn` behind these tokens.
+        """Returns the correction `[..., proposed]`, and the state `[..., rank]` of `rnn` after these tokens.
 
         Args:
             tokens: int64 `[...]`, those before the slots.
@@ -119,7 +119,7 @@ class MarkovHead(Module):
 
 
 class PrefixGRU(Module):
-    """Domino's recurrence over embeddings of tokens; its names are those of torch's GRU."""
+    """Domino's recurrence over embeddings of tokens; its names are the names of torch's GRU."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
@@ -257,7 +257,7 @@ class BlockHead(Module):
         known: KeysValues,
         lengths: Int[Tensor, " rows"],
     ) -> Float[Tensor, "rows slots hidden"]:
-        """The slots' states behind the last norm.
+        """Returns the slots' states after the last norm.
 
         Args:
             slots: embeddings of the root and of masks.
@@ -289,7 +289,7 @@ class BlockHead(Module):
             places: their positions.
             known: of every layer keys and values of the context, `[rows, n, key_value_heads, head_dim]`; what
                 slots see are these and the slots.
-            back: how far before a slot each of them stands; less than 0: behind it.
+            back: how far before a slot each of them is; less than 0: after it.
             there: which of them a slot may see at all. Layers that are causal or have a window hide more.
         """
         turn = self._turn(places, slots)
@@ -323,7 +323,7 @@ class BlockHead(Module):
         """Returns which keys lie in a window, by how far before each slot they are."""
         if not self.config.window_before_root:
             return back < window
-        # Slots stand one behind the other from the root on, and the context ends before it.
+        # Slots follow each other from the root on, and the context ends before it.
         count = self.config.block_size
         slot = torch.arange(back.shape[1], device=back.device) % count
         before_root = back - slot.unsqueeze(1)
@@ -343,7 +343,7 @@ class BlockHead(Module):
 def slots_of(
     roots: Float[Tensor, "rows hidden"], mask: Float[Tensor, " hidden"], count: int
 ) -> Float[Tensor, "rows slots hidden"]:
-    """The root's embedding, then those of masks."""
+    """Returns the root's embedding, then the embeddings of masks."""
     masks = pad(mask.view(1, 1, -1).expand(len(roots), count - 1, -1), (0, 0, 1, 0))
     masks[:, 0] = roots
     return masks

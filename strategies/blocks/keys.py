@@ -1,4 +1,4 @@
-"""Keys that block drafters alone have: the mask's token, and DSpark's correction."""
+"""Keys that only block drafters have: the mask's token, and DSpark's correction."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def gru(described: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def mask_token(described: Mapping[str, Any], vocab_size: int, where: str) -> int:
-    """The token of the slots behind the root."""
+    """Returns the token of the slots after the root."""
     token = described.get("mask_token_id")
     if type(token) is not int or not 0 <= token < vocab_size:
         raise InvalidInput(f"mask_token_id is {token!r:.60} in {where}; it is a token below {vocab_size}.")
@@ -80,7 +80,7 @@ def markov(
     Args:
         described: the table that holds their keys.
         width: of the drafter.
-        where: they stand, for messages.
+        where: their place, for messages.
         rank: of the correction where its key is missing.
         confidence: whether there is a confidence head, where its key is missing.
         beside: whether it reads the correction too, where its key is missing.
@@ -91,7 +91,7 @@ def markov(
         raise InvalidInput(f"markov_rank is {told!r:.60} in {where}; it is an integer of 0 or more.")
     kind: Markov = described.get("markov_head_type") or "vanilla"
     if kind not in MARKOV:
-        raise InvalidInput(f"markov_head_type is {kind!r:.60} in {where}; {', '.join(MARKOV)} are served.")
+        raise InvalidInput(f"markov_head_type is {kind!r:.60} in {where}; {', '.join(MARKOV)} are supported.")
     # ModelOpt's name for it; its head always reads the correction too.
     other = switch(described, "use_confidence_head", where=where)
     there = switch(described, "enable_confidence_head", where=where, default=confidence or other)

@@ -1,4 +1,4 @@
-"""A block drafter over a known text: what it guesses behind many of its places at once."""
+"""A block drafter over a known text: its guesses after many places at once."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def blocks_at(
     places: Int[Tensor, " blocks"],
     shift: int = 0,
 ) -> Float[Tensor, "rows blocks depths hidden"]:
-    """States of the guessing slots of one block behind each of `places`.
+    """Returns states of the guessing slots of one block after each of `places`.
 
     Args:
         head: the drafter.
         roots: embeddings of the tokens that follow the places.
         mask: embedding of the mask token.
-        known: `head.context` of a whole text, `[rows, n, ...]`; a block sees what stands up to its place.
-        places: where blocks stand, on the CPU.
-        shift: added to the positions of the slots behind the root's, for checks.
+        known: `head.context` of a whole text, `[rows, n, ...]`; a block sees the text up to its place.
+        places: where blocks begin, on the CPU.
+        shift: added to the positions of the slots after the root's, for checks.
     """
     rows, blocks, width = roots.shape
     count, length = head.config.block_size, known[0][0].shape[1]
@@ -70,7 +70,7 @@ def unrolled_blocks(
         states: what `head.project` makes of the features of the tokens 0 to n - 1.
         depths: how many.
         first: the first place that matters.
-        shift: added to the positions of the slots behind the root's, for checks.
+        shift: added to the positions of the slots after the root's, for checks.
     """
     known, count = head.context(states), states.shape[1]
     out = states.new_zeros(depths, *states.shape)

@@ -24,7 +24,7 @@ _LAYERS = Table(
 def described(description: Mapping[str, Any], tensors: Collection[str], where: str) -> BlockConfig:
     """Returns the configuration that the `config.json` of a `dflash` or `dspark` speculator describes.
 
-    Layers that see the whole text see all slots; those of a window see no slots behind them, unless
+    Layers that see the whole text see all slots; layers with a window see no later slots, unless
     `sliding_window_non_causal`.
 
     Raises:

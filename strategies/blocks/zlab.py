@@ -1,4 +1,4 @@
-"""The files of z-lab, of DeepSpec and of SpecForge: a Qwen3-like description, with keys of its own."""
+"""The files of z-lab, of DeepSpec and of SpecForge: a Qwen3-like description, with additional keys."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def described(description: Mapping[str, Any], tensors: Collection[str], where: s
     if proposed != vocabulary:
         raise InvalidInput(
             f"draft_vocab_size is {proposed} in {where}, less than its vocabulary of {vocabulary}; that is "
-            "read in speculators' files alone."
+            "only read in speculators' files."
         )
     features = whole_number(both, "target_hidden_size", where=where, default=width)
     return BlockConfig(

@@ -40,13 +40,13 @@ class Matcher(Protocol):
 
 @attrs.define(eq=False)
 class _RowMatcher:
-    """A row's one matcher and the prefix at which it stands."""
+    """A row's one matcher and the prefix that it has read."""
 
     matcher: Matcher
     at: Prefix | None = None
 
     def move(self, prefix: Prefix) -> None:
-        """Stand at `prefix`: back to the last prefix that both have, then forward."""
+        """Move to `prefix`: back to the last prefix that both have, then forward."""
         here, there, ahead = self.at, prefix, []
         while here is not there:
             assert here is not None
@@ -126,7 +126,7 @@ class MatcherConstraint(Constraint, ABC):
 
 
 def ends(tokenizer: Any, eos_token_id: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The tokens that end a text: those of `eos_token_id`, else the tokenizer's."""
+    """Returns the tokens that end a text: `eos_token_id`, else the tokenizer's."""
     ids = tokenizer.eos_token_id if eos_token_id is None else eos_token_id
     eos_tokens = (ids,) if isinstance(ids, int) else tuple(ids or ())
     if not eos_tokens:

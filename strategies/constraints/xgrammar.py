@@ -116,7 +116,7 @@ class XGrammarConstraint(MatcherConstraint):
         )
 
 
-# xgrammar 0.2 passes over some keywords in silence, and over some beside others (seen: a text that breaks
+# xgrammar 0.2 ignores some keywords, and others in certain combinations (seen: a text that breaks
 # them was accepted), so that what it is not sure to read is refused.
 _NOTES = frozenset(
     [
@@ -154,7 +154,7 @@ _READ = frozenset(
         "type",
     ]
 )
-_ALONE = ("$ref", "anyOf", "const", "enum")  # what stands beside them is not read
+_ALONE = ("$ref", "anyOf", "const", "enum")  # keywords next to them are not read
 _VALUES = ("const", "default", "enum", "examples")  # no schemas, whatever they look like
 
 

@@ -52,7 +52,7 @@ class BlockDrafter(FeatureMarginals):
     head: BlockHead = attrs.field(converter=_as_head, repr=False)
     _contexts: Contexts = attrs.field(init=False, repr=False)
     _slots: Tensor | None = attrs.field(default=None, init=False, repr=False)  # of this round's blocks
-    # Of a recurrent correction the state behind every node, by request number.
+    # The state of a recurrent correction after every node, by request number.
     _states: Tensor | None = attrs.field(default=None, init=False, repr=False)
     source = "DFlash (z-lab); DSpark (arXiv 2607.05147)"
 
@@ -122,7 +122,7 @@ class BlockDrafter(FeatureMarginals):
         first = head.config.block_size - head.config.depths
         if (
             head.markov_head is not None and head.config.markov_type == "vanilla"
-        ):  # by the token alone: no slot is looked up
+        ):  # only by the token: no slot is looked up
             change, _ = head.markov_head(asked.tokens, slots, None)
             return head.over_target(logits + change)
         at = slots[asked.rows, (asked.depths + first).clamp(max=slots.shape[1] - 1)]

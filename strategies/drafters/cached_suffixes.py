@@ -15,7 +15,7 @@ from draftwood.strategies.drafters.suffix_cache import SuffixCache
 from draftwood.strategies.drafters.table import Followers, TableDrafter, TableRow
 
 Matches = tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]
-"""Positions of a cache where a text stands, and how many of its last tokens do."""
+"""Positions of a cache where the end of a text occurs, and the number of matching tokens."""
 
 
 def _as_cache(cache: SuffixCache | str | PathLike[str] | None) -> SuffixCache | None:
@@ -79,7 +79,7 @@ class CachedSuffixes(TableDrafter):
 
     Attributes:
         vocab_size: the target's.
-        cache: where texts are kept; or the folder of one that was saved; None for an empty one of its own.
+        cache: where texts are kept; or the folder of one that was saved; None for a new, empty one.
             Several drafters may share one, used by one thread at a time.
         longest: the most tokens of a text that are looked for.
         shortest: the fewest.
@@ -122,7 +122,7 @@ class CachedSuffixes(TableDrafter):
         return self.store.vocabulary
 
     def counted(self, matches: Matches) -> Followers | None:
-        """The distribution behind `matches`, or None where none is long enough."""
+        """Returns the distribution after `matches`, or None where none is long enough."""
         positions, lengths = matches
         known = lengths >= self.shortest
         if not known.any():

@@ -21,7 +21,7 @@ class AskedNodes:
         rows: of the nodes.
         tokens: of the nodes.
         numbers: request numbers.
-        parents: those of their parents; -1 at the root.
+        parents: their parents' numbers; -1 at the root.
         depths: 0 at the root; -1 for what pads a row, and means nothing.
     """
 
@@ -46,7 +46,7 @@ class DepthMarginals(Drafter):
 
     @abstractmethod
     def _guess(self, roots: Sequence[int | None]) -> Float[Tensor, "rows depths vocab"]:
-        """Logits by depth behind these roots, None for a row that asks for nothing; -inf: no proposal."""
+        """Returns logits by depth after these roots (None: the row asks for nothing); -inf: no proposal."""
 
     @abstractmethod
     def _read(self, outcomes: Sequence[Outcome] | None) -> None:
@@ -54,12 +54,12 @@ class DepthMarginals(Drafter):
 
     @abstractmethod
     def _forget(self, kept: Sequence[int]) -> None:
-        """Keep what is known of these rows alone."""
+        """Keep only what is known of these rows."""
 
     def _at_nodes(
         self, logits: Float[Tensor, "rows nodes some"], asked: AskedNodes
     ) -> Float[Tensor, "rows nodes vocab"]:
-        """Returns the logits of nodes, given those of their depths: the same unless overridden."""
+        """Returns the logits of nodes, given the logits of their depths: the same unless overridden."""
         return logits
 
     def prefill(self, rows: Sequence[Tensor]) -> None:

@@ -30,9 +30,9 @@ def _as_taps(taps: str | Iterable[int] | None) -> tuple[int, ...] | None:
 class Eagle3(PairDrafter):
     """Drafts with an EAGLE-3 head, in trees of any shape.
 
-    The head reads a token beside what the target made of the token before it. For what is drafted it takes
-    its own state in place of the target's, and the keys and values that came of it are dropped with the
-    round: what is accepted is read anew, beside the target's features. Before a text's second token there
+    The head reads a token together with the target's features of the token before it. For drafted tokens it
+    takes its own state in place of the target's, and the keys and values that came of it are dropped with the
+    round: accepted tokens are read again, with the target's features. Before a text's second token there
     are no features, and nothing is proposed.
 
     It reads the features of `target`, and must be the only one who takes them; `target` must be the backend

@@ -65,7 +65,7 @@ class FeatureMarginals(DepthMarginals):
             if states.shape[1] != width:
                 raise InvalidInput(
                     f"The head reads states of width {width}, but its target keeps features of width "
-                    f"{states.shape[1]}; give {type(self).__name__} a backend of its own."
+                    f"{states.shape[1]}; give {type(self).__name__} a separate backend."
                 )
         return taken
 

@@ -30,9 +30,9 @@ def as_layers(value: str | Sequence[int]) -> tuple[int, ...]:
 
 @attrs.define(eq=False)
 class LayerSkip(Drafter):
-    """Drafts with the target's own weights, without the layers `skip`, on a state of its own.
+    """Drafts with the target's own weights, without the layers `skip`, on a separate state.
 
-    Needs no second model and no training: the passes are those of a `ModelDrafter` on
+    Needs no second model and no training: it runs the passes of a `ModelDrafter` on
     `target.without_layers(skip)`. `choose_layers` finds layers worth skipping.
 
     Attributes:
@@ -102,7 +102,7 @@ def choose_layers(target: StateBackend, text: Sequence[int], *, count: int) -> t
     Args:
         target: declares `skippable_layers`. Its passes are best not captured, as every candidate would be
             compiled.
-        text: int token ids, 2 or more; some of what the target writes serves best.
+        text: int token ids, 2 or more; text that the target wrote is best.
         count: layers to skip, from 1 to all but one.
 
     Returns:

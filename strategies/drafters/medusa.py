@@ -146,8 +146,8 @@ def _as_heads(heads: Any) -> Heads:
 class MedusaHeads(DepthMarginals):
     """Guesses several tokens ahead from the state of the last token before the root, in no pass at all.
 
-    A node's distribution depends on its depth alone: at depth d it is head d's. Below the last head, and
-    where no token stands before the root, nothing is proposed.
+    A node's distribution depends only on its depth: at depth d it is head d's. Below the last head, and
+    where no token precedes the root, nothing is proposed.
 
     It reads the features of `target` that its output head reads, and must be the only one who takes them;
     `target` must be the backend that the decoder drives. By itself it keeps the round's logits and no text.
@@ -167,7 +167,7 @@ class MedusaHeads(DepthMarginals):
 
     target: StateBackend = attrs.field(converter=as_target, repr=False)
     heads: Heads = attrs.field(converter=_as_heads, repr=False)
-    # Of every row the state behind its last committed token, [hidden]; None where there is none.
+    # Every row's state after its last committed token, [hidden]; None where there is none.
     _hidden: list[Tensor | None] = attrs.field(factory=list, init=False, repr=False)
     source = "Medusa (Cai et al. 2024), section 2.1.1"
 
@@ -220,7 +220,7 @@ class MedusaHeads(DepthMarginals):
                 if states.shape[1] != self.heads.hidden_size:
                     raise InvalidInput(
                         f"The heads read states of width {self.heads.hidden_size}, but their target keeps "
-                        f"features of width {states.shape[1]}; give MedusaHeads a backend of its own."
+                        f"features of width {states.shape[1]}; give MedusaHeads a separate backend."
                     )
                 self._hidden[row] = states[-1]
                 self.heads.to(states)

@@ -69,7 +69,7 @@ class ModelDrafter(Drafter):
         if fed.lead is not None:
             return logits[:, fed.lead :]
         leads, counts = fed.leads, fed.counts - fed.leads
-        # Nodes that were not fed get -inf; the others stand behind the tokens that came before them.
+        # Nodes that were not fed get -inf; the others follow the tokens that came before them.
         columns = torch.from_numpy(np.minimum(leads[:, None] + np.arange(fed.width), fed.tokens.shape[1] - 1))
         columns = columns.to(logits.device, non_blocking=True).unsqueeze(2)
         out = logits.gather(1, columns.expand(-1, -1, logits.shape[-1]))

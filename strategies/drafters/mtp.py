@@ -36,18 +36,18 @@ def _layer_of(target: StateBackend) -> MtpHead:
 class Mtp(PairDrafter):
     """Drafts with a target's MTP layer, in trees of any shape.
 
-    The layer reads a token beside what the target's output head read at the token before it. One layer that
-    was trained to guess one token drafts further ones from its own state; it says once, in the log, that this
-    costs a pass of it a level and is accepted less often. Before a text's second token there are no features,
-    and nothing is proposed.
+    The layer reads a token together with the state that the target's output head read at the token before it.
+    A layer that was trained to guess one token drafts further ones from its own state; it says once, in the
+    log, that this costs one of its passes per level and is accepted less often. Before a text's second token
+    there are no features, and nothing is proposed.
 
     It reads the features of `target`, and must be the only one who takes them; `target` must be the backend
-    that the decoder drives. Where its file holds copies of the target's words and output head, those of the
-    target are used.
+    that the decoder drives. If its file holds copies of the target's words and output head, the target's are
+    used.
 
     Attributes:
         target: a backend that declares its `feature_layers`. It must have no rows yet.
-        head: a folder or hub name, that of a checkpoint which holds an MTP layer or one of its own, or the
+        head: a folder or hub name, of a checkpoint that holds an MTP layer or of only a layer, or the
             module, which goes to the target's device and dtype; None for the layer in the target's own
             checkpoint.
 

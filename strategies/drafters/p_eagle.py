@@ -21,8 +21,8 @@ from draftwood.strategies.heads.peagle import Known, PEagleHead, is_peagle, load
 class PEagle(FeatureMarginals):
     """Drafts with a P-EAGLE head: one pass gives the distributions of all depths.
 
-    The head reads a token beside what the target made of the token before it, and at places that are not
-    drafted yet a mask beside a learnt state. A node's distribution is that of its depth. Before a text's
+    The head reads a token with the target's features of the token before it, and at places that are not
+    drafted yet a mask with a learnt state. A node's distribution depends only on its depth. Before a text's
     second token there are no features, and nothing is proposed.
 
     It reads the features of `target`, and must be the only one who takes them; `target` must be the backend
@@ -117,7 +117,7 @@ class PEagle(FeatureMarginals):
                 )
             if not new:
                 continue
-            # State i stands before token i + 1: a row's old last state comes first, and its new one waits.
+            # State i precedes token i + 1: a row's old last state comes first, and its new one waits.
             last = self._last[row]
             beside = states[:-1] if last is None else torch.cat([last.unsqueeze(0), states[:-1]])
             if len(beside):
@@ -127,7 +127,7 @@ class PEagle(FeatureMarginals):
             self._append(pairs)
 
     def _append(self, pairs: dict[int, tuple[list[int], Tensor]]) -> None:
-        """Read these tokens beside these states, all rows at once."""
+        """Read these tokens with these states, all rows at once."""
         counts = [len(tokens) for tokens, _ in pairs.values()]
         padded = torch.zeros(len(pairs), max(counts), dtype=torch.int64)
         for line, (tokens, _) in enumerate(pairs.values()):

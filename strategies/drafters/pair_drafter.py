@@ -88,7 +88,7 @@ class PairDrafter(Drafter):
             if one.shape[1] != self._pairs.width:
                 raise InvalidInput(
                     f"The head reads states of width {self._pairs.width}, but its target keeps features of "
-                    f"width {one.shape[1]}; give the drafter a backend of its own."
+                    f"width {one.shape[1]}; give the drafter a separate backend."
                 )
         return states
 

@@ -33,7 +33,7 @@ class Fed:
         tokens: int64; of a row those whose state the model lacked, if any, then the nodes asked for.
         parents: int64, region indices.
         counts: int64 `[rows]`, how many of them are valid; 0 for a row that feeds nothing.
-        leads: int64 `[rows]`, how many precede the nodes asked for.
+        leads: int64 `[rows]`, the number of tokens before the nodes asked for.
         width: nodes asked for, at most.
         lead: `leads` of every row, where all rows feed nodes and lacked as many tokens; else None.
     """
@@ -64,11 +64,11 @@ class RequestedNodes:
         if len(self._tokens) != rows:
             self._tokens, self._parents, self._depths = np.zeros((3, rows, CAPACITY), dtype=np.int64)
         self._requested = np.zeros(rows, dtype=np.int64)  # nodes asked for
-        self._fed = np.zeros(rows, dtype=np.int64)  # those of them that were fed
+        self._fed = np.zeros(rows, dtype=np.int64)  # the nodes among them that were fed
         # Tokens that the first pass feeds before the nodes.
         self._leads = np.array(list(map(len, self._pending)), dtype=np.int64)
         self._unfed = True  # whether some row may have its first pass still to come
-        self._root: int | None = None  # region index of the root, where it is not behind the pending tokens
+        self._root: int | None = None  # region index of the root, where it does not follow the pending tokens
         self._deepest = np.zeros(rows, dtype=np.int64)  # depth of the deepest; where the context ends, only
         self._exhausted = np.zeros(rows, dtype=bool)
 
@@ -135,7 +135,7 @@ class RequestedNodes:
     ) -> tuple[Tensor, Tensor] | None:
         """Tokens and parents `[rows, PLANNED]` of a pass that ends with every row's root.
 
-        Before it stand the tokens whose state the model lacks, and before those, where there is room, nodes
+        The tokens whose state the model lacks precede it, and before them, where there is room, nodes
         that nothing comes of.
 
         Args:

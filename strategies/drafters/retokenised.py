@@ -16,9 +16,8 @@ def retokenised(
 ) -> Iterator[Int[np.ndarray, " length"]]:
     """Each of `texts`, tokens of the tokenizer `old`, as `new` would have encoded it, without empty ones.
 
-    So an index or a cache of another model's texts serves this one: what is looked up and proposed are the
-    target's own tokens, which must match exactly. Special tokens go to those of the same role, or are left
-    out.
+    So an index or a cache of another model's texts works for this one: what is looked up and proposed are the
+    target's own tokens, which must match exactly. Special tokens go to their like, or are left out.
 
     Source: string-level exact match, Timor et al. 2025 (arXiv 2502.05202), for texts known beforehand.
     """

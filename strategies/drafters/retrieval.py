@@ -58,7 +58,7 @@ class _RetrievalRow(TableRow):
     def _narrowed(
         self, before: Int[np.ndarray, "k lengths 2"], tokens: Int[np.ndarray, " k"]
     ) -> Int[np.ndarray, "k lengths 2"]:
-        """The ranges behind one more token: a match of m tokens is one of m - 1 and the new one."""
+        """Returns the ranges after one more token: a match of m tokens is one of m - 1 and the new one."""
         after = before.copy()  # that of length 0 stays
         low, high = before[:, :-1, 0], before[:, :-1, 1]
         depth = np.broadcast_to(np.arange(self.longest), low.shape)
@@ -103,7 +103,7 @@ class RetrievalDrafter(TableDrafter):
     longest: int = attrs.field(default=16, validator=at_least(1))
     shortest: int = attrs.field(default=2, validator=at_least(1))
     examples: int = attrs.field(default=5000, validator=at_least(1))
-    index_class = SuffixIndex  # what the command line builds, which knows this class by name alone
+    index_class = SuffixIndex  # what the command line builds, which knows this class only by name
     source = "He et al. 2023, REST (arXiv 2311.08252)"
 
     def __attrs_post_init__(self) -> None:

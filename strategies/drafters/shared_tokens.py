@@ -27,8 +27,8 @@ class _Row:
 class SharedTokens(Drafter):
     """Lets `drafter`, whose vocabulary is another one, propose the tokens that both vocabularies have.
 
-    Its logits of other tokens are left out. It reads the text token by token: what it has no token for it
-    reads as several of its own, so every answer is one about the node's own text, and no law asks for more. A
+    Its logits of other tokens are left out. It reads the text token by token: a token that it lacks it
+    reads as several that it has, so every answer is about the node's own text, and no law asks for more. A
     token that it does not have is never proposed; so acceptance falls about by the share of the text that
     they are (`TokenMap.coverage`), and by what the other spelling costs the draft.
 
@@ -45,7 +45,7 @@ class SharedTokens(Drafter):
     drafter: Drafter
     tokens: TokenMap
     _rows: list[_Row] = attrs.field(factory=list, init=False, repr=False)
-    # By the target's number the draft's; what it lacks has the column behind its last one.
+    # The draft's number by the target's; a token that it lacks has the column after its last one.
     _columns: Int[Tensor, " target"] = attrs.field(init=False, repr=False)
     source = "Timor et al. 2025 (arXiv 2502.05202), token-level intersection"
 

@@ -1,4 +1,4 @@
-"""The last tokens of many growing texts, and where in them some tokens stand."""
+"""The last tokens of many growing texts, and the places where some tokens occur in them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SuffixCache:
         capacity: tokens that are kept.
         vocabulary: digest of the tokenizer's vocabulary, or None where no tokenizer is known.
 
-    Source: draftwood. What it serves is SuffixDecoding's (Oliaro et al. 2024, arXiv 2411.04975), which keeps
+    Source: draftwood. Its purpose is SuffixDecoding's (Oliaro et al. 2024, arXiv 2411.04975), which keeps
     suffix trees.
     """
 
@@ -103,7 +103,7 @@ class SuffixCache:
         return last
 
     def append(self, position: int, tokens: Sequence[int]) -> int:
-        """Add `tokens` behind the one at `position`, -1 for a new text; the position of the last one."""
+        """Add `tokens` after the one at `position` (-1: a new text); returns the position of the last one."""
         recent = self.text(position, max(_KEYS))
         all_tokens, before, behind, *chains = self._views()
         heads = [_view(head) for head in self._heads]
@@ -150,7 +150,7 @@ class SuffixCache:
     def find(
         self, text: Sequence[int], *, longest: int, examples: int
     ) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
-        """Where the last tokens of `text` stand, with another token behind them.
+        """Find where the last tokens of `text` occur, with another token after them.
 
         Args:
             text: token ids.
@@ -158,7 +158,7 @@ class SuffixCache:
             examples: positions that are looked at for an n-gram of one length, the last ones.
 
         Returns:
-            Positions of the last token, and how many tokens there are those of `text`, 1 to `longest`.
+            Positions of the last token, and how many tokens there equal the end of `text`, 1 to `longest`.
         """
         found: dict[int, None] = {}
         floor = self._floor
@@ -185,12 +185,12 @@ class SuffixCache:
         return positions[known], lengths[known]
 
     def next(self, positions: Int[np.ndarray, " n"]) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
-        """The positions behind these, which have one, and the tokens there."""
+        """Returns the positions after these, which have one, and the tokens there."""
         behind = self._behind[positions % len(self._tokens)]
         return behind, self._tokens[behind % len(self._tokens)]
 
     def followed(self, positions: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-        """Whether another token stands behind each of these positions."""
+        """Returns whether another token follows each of these positions."""
         known: Int[np.ndarray, " n"] = self._behind[positions % len(self._tokens)] >= 0
         return known
 
@@ -245,7 +245,7 @@ class SuffixCache:
         return cache
 
     def _replay(self, tokens: Int[np.ndarray, " n"], before: Int[np.ndarray, " n"]) -> None:
-        """Add tokens that stand behind `before`; those in one run are added together."""
+        """Add tokens that follow `before`; tokens in one run are added together."""
         starts = np.flatnonzero(before != np.arange(-1, len(tokens) - 1)).tolist()
         starts = starts if starts and starts[0] == 0 else [0, *starts]
         for start, stop in zip(starts, [*starts[1:], len(tokens)], strict=True):
@@ -253,7 +253,7 @@ class SuffixCache:
                 self.append(int(before[start]), tokens[start:stop].tolist())
 
     def _views(self) -> list[memoryview[int]]:
-        """Tokens, the positions before and behind, and the chains, for one number at a time."""
+        """Returns tokens, the positions before and after, and the chains, for one number at a time."""
         return [_view(values) for values in (self._tokens, self._before, self._behind, *self._chains)]
 
     def _widen(self) -> None:

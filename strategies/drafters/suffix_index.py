@@ -28,7 +28,7 @@ _LARGEST = 2**32 - 1  # positions are stored as 32-bit numbers
 class SuffixIndex:
     """A corpus and the order of its suffixes; `open` maps it into memory instead of reading it.
 
-    Behind every document stands the separator `vocab_size`, which no query can hold: nothing matches
+    Every document is followed by the separator `vocab_size`, which no query can hold: nothing matches
     across the border of two documents, and nothing follows a document's last token.
 
     Attributes:
@@ -146,8 +146,8 @@ class SuffixIndex:
     ) -> tuple[Int[np.ndarray, " *k"], Int[np.ndarray, " *k"]]:
         """Narrows each range `low:high` of `suffixes` to what goes on with `token` and one more token.
 
-        The suffixes of a range share their first `depth` tokens, with a token behind each of them;
-        those of the answer share `depth + 1`. All arguments int64, of one shape.
+        The suffixes of a range share their first `depth` tokens, with a token after each of them;
+        the suffixes of the answer share `depth + 1`. All arguments int64, of one shape.
         """
         both = np.stack([token, token + 1])
         first, last = self._first(*np.broadcast_arrays(low, high, both)[:2], depth=depth, token=both)
@@ -157,7 +157,7 @@ class SuffixIndex:
     def followers(
         self, low: int, high: int, depth: int, *, examples: int
     ) -> tuple[Int[np.ndarray, " tokens"], Int[np.ndarray, " tokens"]]:
-        """The tokens at `depth` in the suffixes `low:high`, ascending, and how often each stands there.
+        """Returns the tokens at `depth` in the suffixes `low:high`, ascending, and how often each occurs.
 
         Of more than `examples` suffixes it looks at that many, evenly spread; as they are sorted, a token
         with a share of at least one in `examples` is always among the answers.
@@ -188,7 +188,7 @@ class SuffixIndex:
 def _sorted(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
     """The positions `[n]` int64 in the order of the suffixes that start there."""
     n, bits = len(tokens), (vocab_size + 1).bit_length()
-    width = max(62 // bits, 1)  # tokens that one 64-bit key holds; 0 stands behind the corpus
+    width = max(62 // bits, 1)  # tokens that one 64-bit key holds; 0 follows the corpus
     keys = np.zeros(n, dtype=np.int64)
     for ahead in range(width):
         keys <<= bits

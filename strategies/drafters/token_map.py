@@ -1,4 +1,4 @@
-"""The tokens that two tokenizers share, and how one spells those of the other."""
+"""The tokens that two tokenizers share, and how one spells the other's tokens."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class TokenMap:
 def token_texts(tokenizer: Any, size: int) -> list[Text]:
     """The text of every token of a tokenizer of transformers, by its number.
 
-    Bytes are those of the text, whether the tokenizer writes them by GPT-2's alphabet or with U+2581 for
+    Bytes are the text's bytes, whether the tokenizer writes them by GPT-2's alphabet or with U+2581 for
     spaces and `<0x0A>` for single bytes. Special tokens are known by what they do, others that were added by
     their content.
     """

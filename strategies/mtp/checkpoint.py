@@ -1,4 +1,4 @@
-"""The files of MTP layers: read out of a model's checkpoint or from a folder of their own, and written."""
+"""The files of MTP layers: read out of a model's checkpoint or from a separate folder, and written."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def is_layer(folder: str | PathLike[str]) -> bool:
 
 
 def load_layer(folder: str | PathLike[str]) -> MtpHead:
-    """The MTP layer in `folder`, a model's checkpoint or one of its own, in the dtype in which it is stored.
+    """Reads the MTP layer in `folder`, a model's checkpoint or the layer's own, in its stored dtype.
 
     Of the checkpoint's other tensors nothing is read.
 
@@ -65,7 +65,9 @@ def load_layer(folder: str | PathLike[str]) -> MtpHead:
     except (RuntimeError, TypeError, ValueError, ArithmeticError, MemoryError) as error:
         # transformers' classes fail in many ways where sizes do not fit each other.
         reason = " ".join(str(error).split())[:120].rstrip(".")
-        raise InvalidInput(f"The config in {where} has sizes that no layer has ({reason}).") from error
+        raise InvalidInput(
+            f"The config in {where} has sizes that no layer has ({reason}); copy it again."
+        ) from error
     _check(stored, head, in_file, where)
     _common_dtype(stored)
     head.load_state_dict(stored, assign=True)
@@ -73,7 +75,7 @@ def load_layer(folder: str | PathLike[str]) -> MtpHead:
 
 
 def save_layer(head: MtpHead, folder: str | PathLike[str], *, target: str) -> None:
-    """Write `head` into a folder of its own, with the names that its family's checkpoints have.
+    """Write `head` into a separate folder, with the names that its family's checkpoints have.
 
     Args:
         head: the layer; its weights are written in the dtype that they have.
@@ -121,7 +123,7 @@ def _longest_first(names: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _stack_experts(stored: dict[str, Tensor]) -> None:
-    """Experts that lie one by one in a file stand behind each other in transformers' modules."""
+    """Stack experts: separate tensors in a file are one tensor in transformers' modules."""
     each: dict[str, dict[str, dict[int, Tensor]]] = {}
     for name in list(stored):
         if found := _ONE_BY_ONE.fullmatch(name):

@@ -45,9 +45,9 @@ class Family:
         known: other keys that speak of MTP layers.
         fixed: what of its config differs in an MTP layer.
         prefix: of its tensors' names; `{layers}` stands for the target's number of layers.
-        names: behind that the beginnings of names, and ours; a longer one goes before a shorter one.
+        names: the beginnings of names after that, and ours; a longer one goes before a shorter one.
         epsilon: the key of its norms' epsilon.
-        state_first: the state stands before the embedding where both are projected.
+        state_first: the state precedes the embedding where both are projected.
     """
 
     title: str
@@ -160,7 +160,7 @@ FAMILIES = (
     ),
     Family(
         title="MiMo",
-        # Its own class is remote code; its layers are those of Qwen2.
+        # Its own class is remote code; its layers are Qwen2's.
         model_types=("mimo",),
         classes=("qwen2", "Qwen2"),
         fixed={"layer_types": ["full_attention"]},
@@ -178,7 +178,7 @@ class Layout:
 
     Attributes:
         family: of its model.
-        description: its `config.json`, of the text model alone.
+        description: its `config.json`, only of the text model.
         config: transformers', for its blocks.
         kinds: of its blocks in Nemotron-H; of others one.
         prefix: of its tensors' names in a file.

@@ -21,8 +21,8 @@ IN_SINGLE = "e_score_correction_bias"
 class MtpHead(Module):
     """The MTP layer of `layout`, to be loaded or trained.
 
-    `step` gives states behind its last norm: the output head reads them, and a drafted token's pair holds
-    one. The target's own states, which it reads, are those behind the target's last norm.
+    `step` gives states after its last norm: the output head reads them, and a drafted token's pair holds
+    one. The target's own states, which it reads, come after the target's last norm.
 
     Attributes:
         layout: what it is.
@@ -107,7 +107,7 @@ class MtpHead(Module):
         return torch.arange(self.vocab_size, device=self.like.device)
 
     def borrow(self, output: Callable[[Tensor], Tensor]) -> None:
-        """Use the target's output head, from states to logits, where it has none of its own."""
+        """Use the target's output head, from states to logits, where the layer has none."""
         self._borrowed = [output]
 
     def taps_in(self, layers: int) -> tuple[int, ...]:

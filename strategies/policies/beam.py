@@ -11,7 +11,7 @@ from draftwood.strategies.likely_paths import most_likely_tree
 
 @attrs.frozen
 class Beam(TreePolicy):
-    """The `width` most likely paths of every level, for `steps` levels; a path left behind stays in the tree.
+    """The `width` most likely paths of every level, for `steps` levels; a dropped path stays in the tree.
 
     With a `budget`, only so many nodes stay: those with the most likely paths of all levels. A level that
     holds none of them ends the search.

@@ -13,8 +13,8 @@ from draftwood.strategies.laws import SingleLawPolicy, as_law
 class Chain(SingleLawPolicy):
     """`length` tokens in a row, each drawn from the draft (or its most likely one, with law `"top-k"`).
 
-    The chain ends early behind a token whose own draft probability is below `stop_below`: that token
-    stays, since dropping it for its probability would bias the output, and nothing is drafted behind it.
+    The chain ends early after a token whose own draft probability is below `stop_below`: that token
+    stays, since dropping it for its probability would bias the output, and nothing is drafted after it.
 
     Source: Leviathan et al. 2023, algorithm 1 (arXiv 2211.17192); Chen et al. 2023 (arXiv 2302.01318).
     The stop is that of Draft & Verify (arXiv 2309.08168), which looks at the last token, not at the path.

@@ -57,9 +57,9 @@ class CostAware(PolicyWrapper, LearningPolicy[CostAwareState]):
     Rows of a batch share the part of a pass that does not grow with its tokens, and nothing else. So trees
     pay less the more rows there are, and beyond some number ordinary decoding is best. `rows` says how many
     share a pass, as `max_rows` does; it is no count of who is there at the moment, so that a row writes in
-    any batch what it writes alone.
+    any batch what it writes by itself.
 
-    Which budget comes next depends on past rounds alone, so every tree keeps the law of `policy`.
+    The next budget only depends on past rounds, so every tree keeps the law of `policy`.
 
     Attributes:
         policy: a policy with the attribute `budget` that does not learn, or the name of a registered one.

@@ -70,7 +70,7 @@ class DySpec(GreedyTree):
     verifier comes to judge it: that of the path, times the chance that the earlier siblings fail. The
     value is known before the token is drawn, so keeping the best slots biases nothing. With law
     `"top-k"` a slot takes the most likely token left instead of drawing one, and is worth that token's
-    own probability: the tree then holds the `budget` most likely paths, which serves temperature 0 best.
+    own probability: the tree then holds the `budget` most likely paths, which is best at temperature 0.
 
     The estimate takes a child for accepted as often as the draft draws it. A draft that was distilled to
     guess well may not bear that out: the zoo's pair accepts about 40 % of the first children drawn with a

@@ -30,10 +30,10 @@ def as_policies(policy: TreePolicy | str | Iterable[TreePolicy | str]) -> tuple[
 
 @attrs.frozen
 class Mixture(TreePolicy):
-    """Every drafter grows a tree of its own, and the trees are merged.
+    """Every drafter grows a separate tree, and the trees are merged.
 
-    A path that several trees hold is one node of the merged tree. Its children are those of the first
-    tree, then those of the second, and so on, each with the law it was drawn from in its own tree. Two
+    A path that several trees hold is one node of the merged tree. Its children are the children of the first
+    tree, then the second's, and so on, each with the law it was drawn from in its own tree. Two
     trees that draw the same token below a node leave two siblings, because a verifier that refuses the
     first must still take account of the second draw. What either tree grew below that token hangs below
     the first of them: a verifier reaches the second only where the target has no use for the token. So
@@ -114,7 +114,7 @@ class _DrafterAnswers:
         self.probs: dict[Text, Tensor] = {}
 
     def ask(self, texts: Iterable[Text]) -> Generator[Request, Tensor, None]:
-        """Ask for those of the texts that were not asked for yet."""
+        """Ask for the texts that were not asked for yet."""
         new = [text for text in dict.fromkeys(texts) if text not in self.probs]
         if not new:
             return

@@ -13,7 +13,7 @@ from draftwood.strategies.likely_paths import LikelyPaths
 class BeamPaths(TreePolicy):
     """The `width` paths of `length` tokens that a beam search ends with; common beginnings are one node.
 
-    A path left behind is not in the tree. Where the draft has nothing to propose a path ends, and drops
+    A dropped path is not in the tree. Where the draft has nothing to propose a path ends, and drops
     out unless all end there.
 
     Source: ReDrafter, beam search and its dynamic tree attention (arXiv 2403.09919).

@@ -21,7 +21,7 @@ from draftwood.strategies.policies.static_tree import StaticTree
 def best_shape(acceptance: Sequence[float], *, budget: int, depth: int) -> Shape:
     """The shape of at most `budget` nodes and `depth` levels with the most accepted tokens expected.
 
-    A node that is judged has its k-th child accepted with probability `acceptance[k]`, wherever it stands,
+    A node that is judged has its k-th child accepted with probability `acceptance[k]`, wherever it is,
     so a node is accepted with the product of the entries on its path, and a shape's value is the sum over
     its nodes. Child k needs its earlier siblings; no node gets more than `len(acceptance)` children.
 
@@ -71,7 +71,7 @@ def best_shape(acceptance: Sequence[float], *, budget: int, depth: int) -> Shape
     return tuple(sorted(paths or [(0,)], key=lambda path: (len(path), path)))
 
 
-# The tree depends on the options alone; policies are copied for every row.
+# The tree only depends on the options; policies are copied for every row.
 _cached_best_shape = lru_cache(maxsize=64)(best_shape)
 
 
@@ -90,7 +90,7 @@ class Sequoia(SingleLawPolicy):
             measures it. Default: that of the zoo's llama-7m with llama-draft at temperature 1, over 1,536
             tokens that the target wrote after 24 prompts (GSM8K, HumanEval, WikiText-2).
         law: how children are drawn; the paper's trees without replacement. `"top-k"` takes the most likely
-            tokens instead, which serves temperature 0.
+            tokens instead, for temperature 0.
 
     Source: Sequoia, section 3.1 (arXiv 2402.12374).
     """

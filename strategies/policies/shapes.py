@@ -28,7 +28,7 @@ _LEVELS: dict[str, tuple[tuple[int, ...], ...]] = {
         (2,),
     ),
     # STree's configurations (arXiv 2505.14969, table 3). A is the authors' (figure 4a and their code). Of
-    # the others the text gives width, depth and number of tokens alone; who has which children is chosen
+    # the others the text only gives width, depth and number of tokens; who has which children is chosen
     # here to meet them: B and C evenly, D from wide to narrow, E as A with one more level.
     "stree-a": ((3,), (2, 1), (2, 1), (3,)),
     "stree-b": ((4,), (2,) * 4, (2,) * 8),
@@ -64,7 +64,7 @@ def as_shape(shape: str | Iterable[int | Iterable[int]]) -> Shape:
     """A shape from its name in `SHAPES`, its text, its nodes' rank paths in any order, or its nodes' parents.
 
     Text is what `as_text` gives: numbers of children, node after node, with a slash between levels. Parents
-    are those of a `TokenTree`: -1 for the root, which stands first, and every parent before its children.
+    are numbered as in a `TokenTree`: -1 for the root, which comes first, and parents before children.
 
     Returns:
         The rank paths level by level, siblings by rank.
@@ -136,7 +136,7 @@ def _of_parents(parents: Sequence[int]) -> list[RankPath]:
         if not (parent == -1 if node == 0 else 0 <= parent < node):
             raise InvalidInput(
                 f"shape gives node {node} the parent {parent}; node 0 is the root with parent -1, and every "
-                "other parent stands before its child."
+                "other parent precedes its child."
             )
         paths.append((*paths[parent], counts[parent]) if node else ())
         counts.append(0)

@@ -12,8 +12,8 @@ from draftwood.strategies.verifiers.walk import TreeWalk
 class ClassOrderedRejection(TreeWalk):
     """Recursive rejection that tries under-proposed siblings first (see `ClassOrder`).
 
-    Siblings drawn without replacement are put in class order; those of other laws are tried as drawn.
-    Adaptive trees are refused; plain `RecursiveRejection` serves them.
+    Siblings drawn without replacement are put in class order; siblings of other laws are tried as drawn.
+    Adaptive trees are refused; plain `RecursiveRejection` supports them.
 
     Cost: several passes over the vocabulary for every pair of siblings on the accepted path.
     Source: draftwood; RSD, theorem 3.1, allows any order whose laws are known.

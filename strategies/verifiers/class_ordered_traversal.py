@@ -12,8 +12,8 @@ from draftwood.strategies.verifiers.walk import TreeWalk
 class ClassOrderedTraversal(TreeWalk):
     """`Traversal` that tries under-proposed siblings first (see `ClassOrder`).
 
-    Siblings drawn without replacement are put in order; those of other laws are tried as drawn. Adaptive
-    trees are refused; plain `Traversal` serves them.
+    Siblings drawn without replacement are put in order; siblings of other laws are tried as drawn. Adaptive
+    trees are refused; plain `Traversal` supports them.
 
     Cost: several passes over the vocabulary for every pair of siblings that is visited.
 

@@ -17,7 +17,7 @@ from draftwood.strategies.verifiers.batched.tree_rows import TreeRows
 
 @attrs.frozen
 class Greedy(Verifier):
-    """Accepts the path that the target's most likely tokens follow; serves temperature 0 alone.
+    """Accepts the path that the target's most likely tokens follow; only for temperature 0.
 
     Cost: on a CPU one argmax over the vocabulary a node of the accepted path; elsewhere one over the nodes
     of all rows, and one transfer to the host.

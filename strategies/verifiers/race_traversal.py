@@ -13,8 +13,8 @@ class RaceTraversal(TreeWalk):
     """`Traversal` that looks at all siblings of a node at once (see `RaceOrder`).
 
     Siblings drawn without replacement, and sets drawn at a fixed time, are put in the order of what the
-    target wants more than the draft offers, with allowances that account for the order. Those of other laws
-    are tried as drawn. Adaptive trees are refused; plain `Traversal` serves them.
+    target wants more than the draft offers, with allowances that account for the order. Siblings of other
+    laws are tried as drawn. Adaptive trees are refused; plain `Traversal` supports them.
 
     Cost: for each visited node of K > 1 children some 20 passes over the vocabulary, and 10 K operations for
     each of the tokens that matter there, in loops that are compiled at the first node. On a GPU kernels work

@@ -25,7 +25,7 @@ class TopPlusOne(NodeWise):
 
     SpecHub drafts pairs: x from p and then the top token a, or a and then a token of the rest. As a set
     that is a with one token drawn from the rest, the law `TopThenSample(p, (a,))`, for SpecHub offers
-    {a, x} with probability p(x) + p(a) p(x) / (1 - p(a)) = p(x) / (1 - p(a)). Its transport serves x up
+    {a, x} with probability p(x) + p(a) p(x) / (1 - p(a)) = p(x) / (1 - p(a)). Its transport gives x up
     to T(x) from both orders and gives what is left to a, up to T(a): the acceptance is the same.
 
     Cost: O(vocab) a node of the accepted path.

@@ -82,7 +82,7 @@ def ranks(
 ) -> list[tuple[int, float]]:
     """Accepted tokens and log-likelihood of the path to every node; (-1, 0) where one is not accepted.
 
-    All arguments are of the nodes behind the root: their parents, the logarithms of their probabilities, and
+    All arguments are of the nodes below the root: their parents, the logarithms of their probabilities, and
     whether their parents accept them.
     """
     rank = [(0, 0.0)]

@@ -48,7 +48,7 @@ class TreeWalk(Verifier):
     the node goes on with its residual (see `Residual`). A node whose children have all failed is
     accepted with the allowance that is left (traversal verification; on a chain, block verification).
 
-    The named verifiers fix both choices. A subclass that overrides `verify` is judged by that method alone,
+    The named verifiers fix both choices. A subclass that overrides `verify` is judged only by that method,
     never by a kernel, and so is a walk in an order of somebody's own.
 
     Attributes:

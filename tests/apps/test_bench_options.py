@@ -26,7 +26,7 @@ from draftwood.strategies.policies.chain import Chain
         (["--temperature", "-1"], ["temperatures holds -1", ">= 0"]),
         (["--budget", "0"], ["budgets holds 0", ">= 1"]),
         (["--prompts", "0"], ["prompts is 0"]),
-        (["--prompts", "7"], ["built-in has 6 prompts", "count=7"]),
+        (["--prompts", "7"], ["built-in has 6 prompts", "prompts=7"]),
         (["--new-tokens", "9999"], ["9999 new", "context of 2048"]),
         (["--data", "/no/such.jsonl"], ["/no/such.jsonl", "No such file"]),
         (["--data", "A", "--data", "A"], ["'a'", "another name"]),

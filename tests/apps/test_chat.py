@@ -37,8 +37,3 @@ def test_a_file_of_prompts_has_messages_of_its_own(refused: Any, tmp_path: Any) 
     file = tmp_path / "prompts.txt"
     file.write_text("Hi")
     assert "does not go with --chat" in refused("generate", "--prompts", file, "--chat")
-
-
-def test_a_pair_of_bench_names_no_head(refused: Any, tmp_path: Any) -> None:
-    said = refused("bench", "--pair", "llama-7m,llama-7m-eagle3", "--to", tmp_path / "run")
-    assert "--strategy dyspec:drafter=llama-7m-eagle3" in said

@@ -57,7 +57,7 @@ def test_wikitext_and_plain_text(tmp_path):
 def test_prompts_are_spread_over_the_file(tmp_path):
     found = read(lines(tmp_path / "a.jsonl", *({"prompt": str(i)} for i in range(10))))
     assert [prompt.text for prompt in found.spread(4)] == ["0", "2", "5", "7"]
-    with pytest.raises(InvalidInput, match="a has 10 prompts but count=11"):
+    with pytest.raises(InvalidInput, match="a has 10 prompts but prompts=11"):
         found.spread(11)
 
 

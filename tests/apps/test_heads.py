@@ -10,11 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draftwood import zoo
+from draftwood import SamplingParams, SpeculativeDecoder, create, zoo
 from draftwood.apps.models import by_name as models
 from draftwood.apps.train import command, kinds
+from draftwood.apps.train.race import race
+from draftwood.apps.train.report import raced as report_of_race
 from draftwood.strategies.blocks.files import load_block
+from draftwood.zoo.distil.rows import Rows
 from draftwood.zoo.heads.eagle3 import trained_head
+from draftwood.zoo.heads.loops import loop_start
 
 SMALL = ("--tokens", 4_000, "--new-tokens", 8, "--longest", 56, "--steps", 4, "--batch", 200)
 HEAD = ("--taps", "0,1,1", "--depths", 2, "--intermediate", 8, "--draft-vocabulary", 40)
@@ -38,6 +42,49 @@ def target(tiny: Any) -> Path:
     return tiny("big", num_hidden_layers=2)
 
 
+def test_a_trained_head_races_generate_on_what_does_not_loop() -> None:
+    """The tokens of a round are those of a decoder that is called by itself; a row that loops is left out."""
+    loaded = models.load(
+        "llama-7m", None, tokenizer=None, dtype=models.Dtype.float32, device="cpu", trust_remote_code=False
+    )
+    model: Any = loaded.target.model
+    texts = ("Question: There are 30 students in a class. 40% of them are boys.", "It was a cold morning in")
+    prompts = [loaded.tokenizer(text)["input_ids"][:6] for text in texts]
+    rows = model.generate(
+        torch.tensor(prompts),
+        max_new_tokens=20,
+        do_sample=False,
+        pad_token_id=0,
+        attention_mask=torch.ones(2, 6),
+    )
+    looping = torch.full((1, rows.shape[1]), 7)
+    tests = [Rows(rows, 6, 0.0), Rows(looping, 6, 0.0), Rows(rows, 6, 1.0)]
+    found = race(loaded, zoo.path("llama-7m-eagle3"), tests)
+    assert found is not None
+    assert found["prompts"] == 2
+    assert found["speed_up"] > 0
+    decoder = SpeculativeDecoder(
+        loaded.target,
+        create("drafters", "eagle3", {"target": loaded.target, "head": zoo.path("llama-7m-eagle3")}),
+        create("policies", "layered-dyspec", {"budget": 16, "law": "top-k"}),
+        create("verifiers", "greedy"),
+    )
+    rounds = given = 0
+    for prompt, row in zip(prompts, rows.tolist(), strict=True):
+        length = loop_start(row) - 6
+        written: Any = decoder.generate(
+            [prompt],
+            max_new_tokens=length,
+            sampling=SamplingParams(temperature=0),
+            eos_token_id=(),
+            return_dict_in_generate=True,
+        )
+        rounds += written.statistics.target_calls
+        given += length - int(written.statistics.sums["prefill_tokens"])
+    assert found["tokens_per_round"] == pytest.approx(given / rounds)
+    assert race(loaded, zoo.path("llama-7m-eagle3"), tests[1:]) is None
+
+
 def test_a_head_is_trained_reported_used_and_checked(draftwood, monkeypatch, target, text, tmp_path):
     def call(out: Path) -> Any:
         return draftwood("train", "eagle3", target, text, out, "--rows", tmp_path / "rows", *SMALL, *HEAD)
@@ -54,6 +101,7 @@ def test_a_head_is_trained_reported_used_and_checked(draftwood, monkeypatch, tar
     for one in report["agreement"]:
         assert all(f"{share:.3f}" in result.stdout for share in one["by_depth"])
     assert report["recipe"]["depths"] == 2
+    assert report_of_race(report["race"]) in " ".join(result.stdout.split())
     weights = load_file(head / "model.safetensors")
     assert weights["lm_head.weight"].shape == (40, 16)
     assert weights["fc.weight"].dtype == torch.bfloat16

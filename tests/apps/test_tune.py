@@ -4,6 +4,7 @@ import json
 import re
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -14,9 +15,12 @@ from hypothesis import strategies as st
 
 import draftwood as library
 from draftwood import IncompatibleModels, InvalidInput, zoo
-from draftwood.apps.bench.specs import ORDINARY
+from draftwood.apps.bench.specs import ORDINARY, Spec
 from draftwood.apps.bench.writers import Text
-from draftwood.apps.tune.measure import Costs, estimate, race_result
+from draftwood.apps.models.by_name import EngineName
+from draftwood.apps.tune import trial as trial_module
+from draftwood.apps.tune.measure import Costs, TuneTrial, estimate, race_result
+from draftwood.apps.tune.trial import Candidates, most_gain
 from draftwood.decoding.pass_time import PassTime
 from tests.apps.timed_tune import tuned
 
@@ -62,10 +66,9 @@ def test_it_measures_for_real(draftwood, tmp_path):
     assert result.exit_code == 0, result.output
     content = json.loads(file.read_text())
     assert content["pass_seconds"]["target"]["constant"] + content["pass_seconds"]["target"]["linear"] > 0
-    (race,) = content["race"]
-    assert race["label"] == "dyspec:budget=3"
-    assert race["equal"] is True
-    assert library.read_tuned(file).ordinary == (race["gain"] <= 1)
+    assert [one["label"] for one in content["estimates"]] == ["dyspec:budget=3"]
+    assert all((race["label"], race["equal"]) == ("dyspec:budget=3", True) for race in content["race"])
+    assert library.read_tuned(file).ordinary == (not content["race"] or content["gain"] <= 1)
 
 
 def test_what_pays_is_recommended(paying):
@@ -366,3 +369,89 @@ def test_bad_options(refused, tmp_path, arguments, parts):
     for part in parts:
         assert part in sentence
     assert not (tmp_path / "tuned.json").exists()
+
+
+def test_a_draft_that_costs_too_much_is_refused_before_any_trial(ordinary):
+    file, output = ordinary
+    content = json.loads(file.read_text())
+    assert content["race"] == content["estimates"] == []
+    assert "even if every level of its tree were accepted" in output
+
+
+def test_a_clear_no_after_the_first_look_needs_no_race(tuned_at):
+    """A drafter that guesses badly and costs half a target pass gains nowhere."""
+    file, output = tuned_at(0.5, "--drafter", "prompt-lookup", "--temperature", 1, "--strategy", "dyspec")
+    content = json.loads(file.read_text())
+    assert content["race"] == []
+    assert content["recipe"] is None
+    assert content["gain"] == max(one["gain"] for one in content["estimates"]) <= 1
+    assert "First look: 2 candidates, 10 tokens after 2 prompts" in output
+    assert "Trial:" not in output
+    assert "none of 2 candidates (of 2) came near its speed, so there was no race" in output
+
+
+def test_it_says_what_it_measures(paying):
+    _, output = paying
+    parts = ("Timing passes over up to 6 tokens", "A target pass takes", "First look:", "Trial:", "Race:")
+    places = [output.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def trial_of(engine: str = "eager") -> Any:
+    loaded = SimpleNamespace(loader=SimpleNamespace(engine=EngineName(engine)))
+    return TuneTrial(loaded, [[1]] * 3, 0.0, 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("engine", "draft", "most"),
+    [("eager", 1.0, 1.0), ("eager", 0.5, 5 / 3), ("eager", 0.0, 5.0), ("openvino", 1.0, 2.5)],
+)
+def test_the_most_that_a_tree_can_gain(engine, draft, most):
+    """Constant passes: d + 1 tokens for d draft passes and one target pass; an engine may draft in one."""
+    costs = Costs(PassTime(1.0), PassTime(draft))
+    spec = Spec("leviathan", ("length=4",), budget=4)
+    assert most_gain(spec, trial_of(engine), costs) == pytest.approx(most)
+    assert most_gain(Spec("rsd-s"), trial_of(engine), costs) == float("inf")
+
+
+class Writes:
+    """A writer whose round gives `tokens` and takes `seconds` besides the target pass."""
+
+    def __init__(self, tokens: int, other: float, clock: list[float]) -> None:
+        self.tokens, self.other, self.clock = tokens, other, clock
+
+    def write(self, prompt, tokens, seed) -> Text:
+        rounds = tokens // self.tokens
+        self.clock[0] += 10.0
+        accepted, seconds = rounds * (self.tokens - 1), rounds * (1 + self.other)
+        return Text(
+            [0] * tokens, seconds, 0, 1, rounds, 0, rounds, 0.0, rounds * 4, accepted, target_seconds=rounds
+        )
+
+
+@pytest.mark.parametrize(
+    ("others", "left", "gained"),
+    [((0.0, 0.3, 9.0), ["a", "b"], True), ((9.0, 9.0, 9.0), ["a", "b", "c"], False)],
+)
+def test_weak_candidates_are_given_up(monkeypatch, others, left, gained):
+    costs, clock = Costs(PassTime(1.0), None), [0.0]
+    monkeypatch.setattr(trial_module, "monotonic", lambda: clock[0])
+    writers = {name: Writes(2, other, clock) for name, other in zip("abc", others, strict=True)}
+    monkeypatch.setattr(TuneTrial, "warmed", lambda self, spec: writers[spec.name])
+    candidates = Candidates(trial_of(), costs, [Spec(name) for name in "abc"])
+    candidates.look(16)
+    assert [spec.name for spec in candidates.running] == left
+    assert candidates.may_gain is gained
+    assert [one.label for one in candidates.estimates()] == ["a", "b", "c"]
+    assert {one.label: one.prompts for one in candidates.estimates()}["a"] == 2
+
+
+def test_a_look_ends_in_time(monkeypatch):
+    """Texts of 10 s: the seventh is the first that ends after a minute."""
+    clock = [0.0]
+    monkeypatch.setattr(trial_module, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(TuneTrial, "warmed", lambda self, spec: Writes(2, 9.0, clock))
+    candidates = Candidates(trial_of(), Costs(PassTime(1.0), None), [Spec(str(n)) for n in range(9)])
+    candidates.look(16)
+    assert clock[0] == 70.0
+    assert len(candidates.estimates()) == 7

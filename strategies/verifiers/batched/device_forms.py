@@ -34,7 +34,7 @@ KERNELS: dict[tuple[type[SiblingOrder], bool], DeviceForm] = {
     (DrawnOrder, True): DeviceForm("tree_traversal", _traversal, lambda nodes: nodes + 1),
     (ClassOrder, False): DeviceForm("tree_traversal", _class_ordered_rejection, lambda nodes: 3 * nodes),
     (ClassOrder, True): DeviceForm("tree_traversal", _class_ordered_traversal, lambda nodes: 3 * nodes + 1),
-    # A node of more than two children has a stream of its own for its time, which one number starts.
+    # A node of more than two children has a separate stream for its time, which one number starts.
     (RaceOrder, True): DeviceForm("tree_race", race_walks, lambda nodes: 2 * nodes + 1),
 }
 """By the exact class of the siblings' order, and whether the walk is leaf first."""

@@ -20,12 +20,12 @@ from draftwood.strategies.verifiers.batched.tree_rows import TreeRows
 def matched_rows(trees: TreeRows, target_probs: Targets, rngs: Sequence[Randomness]) -> list[Outcome | None]:
     """Returns the outcomes of sample and match for every row, with one wait for all, by its own uniforms.
 
-    A node of the path takes two uniforms, so that those of every node are known by its depth, and all nodes
+    A node of the path takes two uniforms, so that every node's are known by its depth, and all nodes
     are judged side by side before any is known to be on the path.
 
     Returns:
         For every row its outcome; or None, with its stream as it was, where there is something to complain
-        of, or where the row's chance is no stream of its own.
+        of, or where the row's chance is no separate stream.
     """
     rows, nodes = trees.tokens.shape
     streams = [rng if isinstance(rng, UniformRandomness) else None for rng in rngs]
@@ -57,8 +57,8 @@ class Siblings:
     """The children of every node as padded lists.
 
     Attributes:
-        children: `[rows, nodes, width]`; 0 behind the last, and where an earlier one has the same token.
-        tokens: theirs, `[rows, nodes, width]`; behind the last that of the first.
+        children: `[rows, nodes, width]`; 0 after the last, and where an earlier one has the same token.
+        tokens: theirs, `[rows, nodes, width]`; after the last the first one's.
         depths: of every node, `[rows, nodes]`.
     """
 

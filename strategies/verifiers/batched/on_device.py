@@ -143,7 +143,7 @@ def batch_arrays(trees: TreeBatch, targets: Tensor, uniforms: Floats) -> TreeArr
     Args:
         trees: of all rows.
         targets: the target's distributions `[rows, nodes, vocab]`.
-        uniforms: of every row's stream, `[rows, numbers]`, NaN behind its end.
+        uniforms: of every row's stream, `[rows, numbers]`, NaN after its end.
 
     Returns:
         None for laws that need a look at the nodes, and for distributions that no kernel can read.

@@ -31,7 +31,7 @@ class Columns:
         target: what is left of the target.
         h: the waiting sibling's law.
         draft: the draft's distribution without the tried tokens.
-        odds: h over what the draft holds beside the token.
+        odds: h over the draft's mass without the token.
     """
 
     target: Floats

@@ -19,11 +19,11 @@ from draftwood.strategies.verifiers.residual import Candidate, Residual, Sibling
 class ClassOrder(SiblingOrder):
     """Siblings without replacement, a window of two at a time, the under-proposed one first.
 
-    Those of other laws are tried as drawn.
+    Siblings of other laws are tried as drawn.
 
     One sibling *waits*, with the law h given what was tried; the next one is drawn by D without the tried
     tokens X and the waiting one. Every token y belongs to the class H with a chance f(y) that is chosen from
-    the target, h, D and X alone. When the waiting token falls outside H and the next one inside, they change
+    only the target, h, D and X. When the waiting token falls outside H and the next one inside, they change
     places. With q(z) = 1 - D(X) - D(z), A = sum f D and B = sum (1 - f) h / q, the one tried first has
 
         p1(y) = h(y) (1 - (1 - f(y)) (A - f(y) D(y)) / q(y)) + f(y) D(y) (B - (1 - f(y)) h(y) / q(y))
@@ -37,7 +37,7 @@ class ClassOrder(SiblingOrder):
     token first (high T / D) leaves the over-proposed ones, which compete for little target, to the nodes
     that have nothing else.
 
-    The laws are those of siblings whose number tells nothing of their tokens, nor of what came below
+    The laws hold for siblings whose number tells nothing of their tokens, nor of what came below
     them: the trees must not be adaptive (see `TreePolicy`).
 
     Source: draftwood.

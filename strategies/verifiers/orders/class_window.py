@@ -73,7 +73,7 @@ class RemainingDraft:
 
     @property
     def least_beside(self) -> float:
-        """About the least that it holds beside any one token."""
+        """Returns about the least that it holds without any one token."""
         return self.total / 2 if self.top is None else self.rest
 
     def double(self) -> RemainingDraft:
@@ -97,8 +97,8 @@ class ClassWindow:
     Attributes:
         h: the waiting one's law.
         draft: D without the tried tokens.
-        odds: h over q, times the total of h, with q(z) what D holds beside the tried tokens and z, `[vocab]`.
-        odds_total: the sum of the odds beside the draft's `top`, over the total of h.
+        odds: h over q, times the total of h; q(z) is the mass of D without the tried tokens and z, `[vocab]`.
+        odds_total: the sum of the odds without the draft's `top`, over the total of h.
         members: tokens that may be of the class, in order, on the host `[members]`.
         f: the chances with which they are, float64 on the host, `[members]`.
         columns: h, D and the odds of the members.
@@ -127,7 +127,7 @@ class ClassWindow:
             h, draft = attrs.evolve(h, weights=h.weights.double()), draft.double()
         beside = draft.beside()
         odds = torch.div(h.weights, beside, out=beside)
-        # A token that is all that is left has nobody beside it, and is nobody's rival.
+        # The only token that is left has no rival, and is nobody's rival.
         if not draft.total > 0:
             odds.zero_()
         elif draft.top is not None and not float(odds[draft.top]) < math.inf:
@@ -208,7 +208,7 @@ def columns_of(h: SiblingLaw, draft: RemainingDraft, tokens: Tokens) -> Columns:
     if draft.top is not None:
         beside[tokens == draft.top] = draft.rest
     waits = waits / h.total
-    # What is left beside a token may be so little that the odds leave the range.
+    # The mass without a token may be so small that the odds leave the range.
     odds = np.divide(waits, beside, out=np.zeros_like(waits), where=beside > 1e-300)
     return Columns(np.zeros_like(mass), waits, mass, odds)
 

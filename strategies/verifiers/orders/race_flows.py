@@ -28,7 +28,7 @@ LIGHT = 1e-3
 """Odds up to this may be summed up in powers: of six of them nothing is left.
 
 Newton's identities lose digits where one token outweighs the rest of its class: of this size it does so
-only where the whole class is next to nothing beside the sets of other tokens.
+only where the whole class is next to nothing compared with the sets of other tokens.
 """
 
 
@@ -55,7 +55,7 @@ def flows_of(law: SetLaw, target: Float[Tensor, " vocab"], scale: float = 1.0) -
     Tokens are ranked by target over their chance to be in the set. One after another takes what comes: it
     was drawn, and nothing before it was accepted. That is known for any order that tells nothing of the drawn
     tokens, and it gets the allowance at which no more than its target arrives. Where the flow misses a bound,
-    the last of the siblings takes all that it may, for nobody waits behind it, and the others what is left.
+    the last of the siblings takes all that it may, for nobody waits after it, and the others what is left.
     If that is not enough, the order is made once more, with those first that are not served in full.
 
     Tokens that could add no more than `LEFT_OUT` in all are not offered. They count as one class at the end
@@ -70,7 +70,7 @@ def flows_of(law: SetLaw, target: Float[Tensor, " vocab"], scale: float = 1.0) -
     light = law.light(others)
     wanted = target.numpy()[tokens].astype(np.float64) / scale
     columns = law.at(tokens)
-    # Tokens that are neither wanted nor offered stand last, as numbers that are none do.
+    # Tokens that are neither wanted nor offered come last, as NaN does.
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         share, factor = _share(law, columns, light)
         order = _ranked(-wanted / share)
@@ -111,7 +111,7 @@ def _offered(law: SetLaw, target: Tensor, scale: float) -> tuple[Ints, Weights]:
 
 
 def _ranked(values: Floats) -> Ints:
-    """The places of `values` in rising order, equal ones as they stand."""
+    """Returns the places of `values` in rising order, equal ones in their given order."""
     order: Ints = np.argsort(values)
     ranked = values[order]
     # The plain sort takes a fourth of the time, and leaves open what becomes of equal values.
@@ -130,7 +130,7 @@ def _share(law: SetLaw, columns: Columns, light: LightSums) -> tuple[Floats, flo
     # As if tokens were in the set by themselves, at odds by which as many are expected.
     factor = race_sums.factor_of(odds, light.powers[0], law.count)
     share: Floats = factor * odds
-    # Tokens that surely came alone could take the sums out of range; with this those of 0 and of K are alike.
+    # Tokens that surely came by themselves could take the sums out of range; this makes 0 and K alike.
     surely = float(np.log(share[share > 1]).sum())
     return share / (1 + share), factor * math.exp(-surely / law.count)
 
@@ -145,7 +145,7 @@ class _Solution(NamedTuple):
 
 def _solved(tables: Tables, wanted: Floats) -> tuple[_Solution, float]:
     """Flows and allowances in the order of `tables`, and a bound of the flow: a cut of this order."""
-    if not 0 < tables.whole < np.inf:  # a set as unlikely as rounding: nobody is served
+    if not 0 < tables.whole < np.inf:  # a set as unlikely as rounding: nobody gets anything
         nothing = np.zeros_like(wanted)
         return _Solution(nothing, nothing, nothing), 0.0
     cut = race_sums.least_cut(tables.arriving(), wanted)
@@ -159,7 +159,7 @@ def _solved(tables: Tables, wanted: Floats) -> tuple[_Solution, float]:
 
 @attrs.frozen(eq=False)
 class Tables:
-    """Sums over the sets that lie behind each place of an order, or of its end (see `race_sums.behind`).
+    """Sums over the sets after each place of an order, or of its end (see `race_sums.behind`).
 
     Attributes:
         law: of the tokens in their order, with odds in a range where no sum leaves that of numbers.
@@ -174,7 +174,7 @@ class Tables:
 
     @classmethod
     def of(cls, law: Columns, light: LightSums, count: int, factor: float = 1.0) -> Tables:
-        """Returns the tables of K = `count` siblings, with all odds, those of `light` too, times `factor`."""
+        """Returns the tables of K = `count` siblings, with all odds, also of `light`, times `factor`."""
         law = Columns(law.odds * factor, law.outside, law.inside, law.beside)
         end = light.of_sets(count, law.beside, factor)
         return cls(law, *race_sums.behind(law.odds, law.outside, law.inside, *end))

@@ -16,7 +16,7 @@ from draftwood.strategies.verifiers.orders import race_sums
 from draftwood.strategies.verifiers.orders.race_sums import Floats, Ints, Weights
 
 POWERS = 6
-"""Powers of light odds that count: of the next ones nothing is left beside the first."""
+"""Powers of light odds that count: the next ones vanish compared with the first."""
 
 
 @attrs.frozen(eq=False)
@@ -24,7 +24,7 @@ class Columns:
     """The law of a set over n tokens, in some order.
 
     A set A has a probability proportional to the product of its odds, times the sum of `outside` over the
-    tokens that are not in A and of `inside` over those that are, with `beside` added to it.
+    tokens that are not in A and of `inside` over the tokens of A, plus `beside`.
 
     Attributes:
         odds: `[n]`.
@@ -138,7 +138,7 @@ class Arrival(SetLaw):
     factor: float
 
     def columns(self, weights: Floats) -> Columns:
-        # What surely came is no mark: beside those that are left, its own rate would be immense.
+        # What surely came is no mark: compared with the tokens left, its own rate would be immense.
         outside = np.where(weights < LATEST, weights, 0.0)
         return Columns(np.expm1(np.minimum(weights, LATEST)), outside, np.zeros_like(weights))
 

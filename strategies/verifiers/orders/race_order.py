@@ -41,7 +41,7 @@ class RaceOrder(SiblingOrder):
     on_host = True
 
     def node_streams(self, tree: TokenTree, rng: Randomness) -> Mapping[int, Randomness]:
-        # A node's time comes from a stream of its own, so that it is the same whichever nodes are visited.
+        # A node's time comes from a separate stream, so that it is the same whichever nodes are visited.
         clocked = [
             node
             for node in range(len(tree))
@@ -113,7 +113,7 @@ class RaceTries(Tries):
         places = places_of(flows.tokens, np.array(self.tokens, np.int64)).tolist()
         offered = sorted((place, index) for index, place in enumerate(places) if place >= 0)
         for place, index in offered:
-            # What is not offered would stand behind the last one.
+            # What is not offered would follow the last one.
             last = len(offered) == len(places) and place == offered[-1][0]
             allowance = float((flows.last_allowances if last else flows.allowances)[place])
             if allowance > 0:

@@ -16,14 +16,14 @@ Weights = NDArray[np.float32] | NDArray[np.float64]
 def behind(
     odds: Floats, outside: Floats, inside: Floats, light: Floats, light_marked: Floats
 ) -> tuple[Floats, Floats, float]:
-    """Sums over sets of m < K tokens behind each place, `[n, K]` both, and the last one over all sets.
+    """Returns sums over sets of m < K tokens after each place, `[n, K]` both, and the last one over all sets.
 
-    The first are of the products of their odds, the others of the same times the marks of all tokens behind
+    The first are of the products of their odds, the others of the same times the marks of all tokens after
     the place, as they are in the set or not. A place is a token of the order.
 
     Args:
         odds, outside, inside: of the tokens in their order, `[n]`; the marks as in `Columns`.
-        light, light_marked: the sums over sets of 0 to K tokens behind all of them, `[K + 1]`.
+        light, light_marked: the sums over sets of 0 to K tokens after all of them, `[K + 1]`.
     """
     n, count = len(odds), len(light) - 1
     products, marked = np.empty((n, count)), np.empty((n, count))
@@ -53,7 +53,7 @@ def untouched(
 
 @compiled
 def least_cut(arriving: Floats, wanted: Floats) -> float:
-    """The least, over the places of an order, of what arrives before them and what is wanted behind them.
+    """Returns the least, over the places of an order, of what arrives before them and is wanted after them.
 
     Args:
         arriving: as `untouched` gives it.
@@ -90,14 +90,14 @@ def served(
         odds, outside, inside: as in `behind`.
         products, marked, whole: as it gives them.
         wanted: the most that each token may receive, `[n]`.
-        last_apart: whether the last sibling has an allowance of its own.
+        last_apart: whether the last sibling has a separate allowance.
 
     Returns:
         Flows, allowances and last allowances, as in `Flows`.
     """
     n, count = products.shape
     flows, allowances, last_allowances = np.empty(n), np.empty(n), np.empty(n)
-    # Sums over sets of k tokens that stand before the place and failed, and with the marks before it.
+    # Sums over sets of k tokens that precede the place and failed, and with the marks before it.
     found, found_marked = np.zeros(count), np.zeros(count)
     found[0] = 1
     for place in range(n):
@@ -179,7 +179,7 @@ def factor_of(odds: Floats, light: float, count: int) -> float:
 
     Args:
         odds: `[n]`.
-        light: the sum of those of other tokens, all of them small.
+        light: the sum of other tokens' odds, all of them small.
         count: at least 1.
     """
     factor, following = 1.0, 1.0
@@ -254,7 +254,7 @@ def of_light_sets(powers: Floats, slopes: Floats, factor: float, count: int) -> 
 
 @compiled
 def total_without(weights: Weights, tokens: Ints) -> float:
-    """The sum in float64 of `weights` `[vocab]` but for those of `tokens`."""
+    """Returns the sum in float64 of `weights` `[vocab]` without `tokens`."""
     rest, total = weights.copy(), 0.0
     for token in tokens:
         rest[token] = 0
@@ -265,7 +265,7 @@ def total_without(weights: Weights, tokens: Ints) -> float:
 
 @compiled
 def places_of(tokens: Ints, wanted: Ints) -> Ints:
-    """Where each of `wanted` stands among `tokens`, -1 where it does not."""
+    """Returns the place of each of `wanted` among `tokens`, -1 if it is not there."""
     places = np.full(len(wanted), -1)
     for place in range(len(tokens)):
         for number in range(len(wanted)):

@@ -32,7 +32,7 @@ class SiblingOrder(ABC):
 
     Attributes:
         laws: the proposal laws whose siblings it takes.
-        adaptive: whether it takes those of adaptive trees too (see `TreePolicy`).
+        adaptive: whether it takes siblings of adaptive trees too (see `TreePolicy`).
         on_host: whether it is worked out on the host, so that trees and targets that no kernel judges are
             brought there for all rows at once.
     """

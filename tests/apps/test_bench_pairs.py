@@ -1,0 +1,85 @@
+"""Pairs of `draftwood bench` whose draft is a head, and prompts in a chat template."""
+
+import json
+from typing import Any
+
+import pytest
+
+from draftwood import zoo
+from tests.apps.cells import cells
+
+SHORT = ("--prompts", 2, "--new-tokens", 6)
+
+
+@pytest.fixture(autouse=True)
+def few_passes(monkeypatch):
+    monkeypatch.setattr("draftwood.apps.bench.measure._SIZES", (1, 2, 4))
+
+
+@pytest.mark.parametrize("where", ["zoo", "folder"])
+def test_a_head_drafts_for_every_strategy_of_its_pair(draftwood, tmp_path, where):
+    head = "llama-7m-eagle3" if where == "zoo" else str(zoo.path("llama-7m-eagle3"))
+    strategies = ("--strategy", "generate-assisted", "--strategy", "leviathan:length=2")
+    strategies += ("--strategy", "chain:length=2", "--strategy", f"leviathan:length=2:drafter={head}")
+    words = ("bench", "--pair", f"llama-7m,{head}", *SHORT, *strategies, "--to", tmp_path / "r", "--plots")
+    result = draftwood(*words)
+    assert result.exit_code == 0, result.output
+    assert "generate-assisted did not run: it drafts with a model, and this pair has a head." in result.stdout
+    assert "Some rest on only 2 prompts" in " ".join(result.stdout.split())
+    found = {cell["key"]: cell for cell in cells(tmp_path / "r")}
+    texts = [cell for cell in found.values() if cell["kind"] == "text" and "refused" not in cell]
+    by_contender: dict[str, list[Any]] = {}
+    for cell in texts:
+        by_contender.setdefault(cell["contender"], []).append((cell["tokens"], cell.get("accepted")))
+    named, pairs = by_contender.pop(f"leviathan:length=2:drafter={head}"), by_contender
+    assert pairs["leviathan:length=2"] == named == pairs["chain:length=2"]
+    assert {cell["kind"] for cell in found.values()} == {"text", "passes"}
+    again = draftwood(*words)
+    assert again.exit_code == 0, again.output
+    assert {cell["key"]: cell for cell in cells(tmp_path / "r")} == found
+
+
+@pytest.fixture
+def chatting(tmp_path, copied):
+    """A draft model for itself, whose tokenizer has a chat template."""
+    folder = copied("llama-draft", "chat")
+    tokenizer = zoo.tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }} ~{% endfor %}bot:"
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """Copies a model of the zoo without its tokenizer."""
+    import shutil
+
+    def copy(name: str, to: str) -> Any:
+        shutil.copytree(zoo.path(name), tmp_path / to)
+        return tmp_path / to
+
+    return copy
+
+
+def test_prompts_are_messages_of_the_template(draftwood, refused, chatting, tmp_path):
+    file = tmp_path / "asked.jsonl"
+    rows: list[Any] = [{"turns": ["Hello there?", "And then?"]}, {"turns": ["How many?"]}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pair = ("--pair", f"{chatting},{chatting}", "--strategy", "leviathan:length=2")
+    words = ("bench", *pair, "--data", file, *SHORT, "--to", tmp_path / "r", "--chat")
+    sentence = refused(*words)
+    assert "asked has conversations of several turns" in sentence
+    assert "give --turns 1" in sentence
+    result = draftwood(*words, "--turns", 1)
+    assert result.exit_code == 0, result.output
+    lengths = {
+        cell["prompt"]: cell["prompt_tokens"] for cell in cells(tmp_path / "r") if cell["kind"] == "text"
+    }
+    tokenizer = zoo.tokenizer()
+    expected = [f"user: {row['turns'][0]} ~bot:" for row in rows]
+    for number, text in enumerate(expected):
+        assert lengths[number] - len(tokenizer(text, add_special_tokens=False)["input_ids"]) in (0, 1)
+    plain = draftwood(*(word for word in words if word != "--chat"), "--turns", 1)
+    assert plain.exit_code == 1
+    assert "chat" in plain.stderr  # the same folder holds another run
+    assert "has no chat template" in refused("bench", "--chat", *SHORT, "--to", tmp_path / "other")
