@@ -55,7 +55,7 @@ class RequestedNodes:
 
     def __init__(self) -> None:
         self._pending: list[list[int]] = []
-        # By request number; entries after those of a row mean nothing.
+        # By request number; entries after a row's last one mean nothing.
         self._tokens, self._parents, self._depths = np.zeros((3, 0, CAPACITY), dtype=np.int64)
         self._begin()
 
