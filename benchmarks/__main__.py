@@ -4,9 +4,10 @@ from typing import Any
 
 import typer
 
+from benchmarks.engines.command import engines
+from benchmarks.engines.folders import engine_folders
 from benchmarks.kernels.captured import captured
 from benchmarks.kernels.command import kernels
-from benchmarks.kernels.engines import engines
 from benchmarks.kernels.first_token import first_token
 from benchmarks.kernels.gpu import gpu
 from benchmarks.kernels.mixed_rows import mixed_rows
@@ -44,6 +45,7 @@ measurement: Any
 for measurement in (
     gpu,
     captured,
+    engine_folders,
     engines,
     first_token,
     kernels,
