@@ -6,6 +6,7 @@ import typer
 
 from benchmarks.engines.command import engines
 from benchmarks.engines.folders import engine_folders
+from benchmarks.engines.passes import engine_passes
 from benchmarks.kernels.captured import captured
 from benchmarks.kernels.command import kernels
 from benchmarks.kernels.first_token import first_token
@@ -46,6 +47,7 @@ for measurement in (
     gpu,
     captured,
     engine_folders,
+    engine_passes,
     engines,
     first_token,
     kernels,

@@ -174,6 +174,7 @@ def compiled(
         # By itself OpenVINO would trace three times, to compare the traces.
         traced = torch.jit.trace(function, example, check_trace=False)
         model = openvino.convert_model(traced, example_input=example)
+    _fold_numbers(model)
     if weights is not None:
         model = _rounded(model, weights)
     model.reshape(sizes)
@@ -186,6 +187,24 @@ def compiled(
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
     }
     return openvino.Core().compile_model(model, "CPU", options)
+
+
+def _fold_numbers(model: Any) -> None:
+    """Put single numbers that are converted to another type in place of their conversion.
+
+    OpenVINO would keep these conversions, and then does not see that a model rotates queries and keys, for
+    which it has an operation of its own.
+    """
+    import openvino
+
+    for node in model.get_ops():
+        if node.get_type_name() != "Convert":
+            continue
+        source, kind = node.input_value(0).get_node(), node.output(0).get_element_type()
+        if source.get_type_name() == "Constant" and not list(source.shape) and kind.is_real():
+            number = openvino.op.Constant(kind, openvino.Shape([]), [float(source.data)])
+            for reader in node.output(0).get_target_inputs():
+                reader.replace_source_output(number.output(0))
 
 
 def _rounded(model: Any, weights: Weights) -> Any:

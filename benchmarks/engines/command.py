@@ -6,7 +6,6 @@ All write the same number of tokens after the same prompts with the same weights
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
@@ -16,7 +15,7 @@ import torch
 import typer
 from transformers import AutoModelForCausalLM
 
-from benchmarks.engines import genai, llama_server
+from benchmarks.engines import genai, llama
 from benchmarks.engines.contenders import Contender, by_generate, by_trees
 from benchmarks.engines.folders import without_zeros
 from benchmarks.engines.turns import table, taken, write_csv
@@ -53,7 +52,6 @@ def engines(
     others: Annotated[
         str, typer.Option(help="Of other people, with commas: transformers, genai, llama.cpp.")
     ] = "transformers,genai,llama.cpp",
-    llama: Annotated[str, typer.Option(help="The server of llama.cpp.")] = "llama-server",
     recipe: Annotated[str, typer.Option(help="How trees are grown.")] = "opt-tree",
     budgets: Annotated[
         str, typer.Option(help="Nodes of the trees, excluding the root; 0: one token per pass.")
@@ -88,34 +86,30 @@ def engines(
     contenders = list[Contender]()
     rounded = [bits for bits in weights.split(",") if bits]
     asked = others.split(",")
-    try:
-        if "transformers" in asked:
-            contenders.append(Contender("generate()", by_generate(model)))
-            contenders.append(Contender("assisted generation", by_generate(model, small)))
-        for bits in ("as they are", *rounded):
-            if folders is not None:
-                contenders += _others(folders, asked, llama, bits=bits, dtype=dtype, threads=threads)
-            for engine in chosen:
-                if bits != "as they are" and engine != "openvino":
-                    continue
-                contenders += _ours(
-                    model,
-                    small,
-                    engine,
-                    bits=bits,
-                    budgets=list(map(int, budgets.split(","))),
-                    depth=depth,
-                    recipe=recipe,
-                )
-        typer.echo(
-            f"{device_name()}: {folders or target} with {parameter_count(model) / 1e6:.0f}M parameters, "
-            f"{dtype}, {recipe} of {depth} levels; {len(texts)} prompts, "
-            f"{tokens} tokens each, {repetitions} times"
-        )
-        turns = taken(contenders, texts, count=tokens, repetitions=repetitions)
-    finally:
-        for contender in contenders:
-            contender.close()
+    if "transformers" in asked:
+        contenders.append(Contender("generate()", by_generate(model)))
+        contenders.append(Contender("assisted generation", by_generate(model, small)))
+    for bits in ("as they are", *rounded):
+        if folders is not None:
+            contenders += _others(folders, asked, bits=bits, dtype=dtype, threads=threads)
+        for engine in chosen:
+            if bits != "as they are" and engine != "openvino":
+                continue
+            contenders += _ours(
+                model,
+                small,
+                engine,
+                bits=bits,
+                budgets=list(map(int, budgets.split(","))),
+                depth=depth,
+                recipe=recipe,
+            )
+    typer.echo(
+        f"{device_name()}: {folders or target} with {parameter_count(model) / 1e6:.0f}M parameters, "
+        f"{dtype}, {recipe} of {depth} levels; {len(texts)} prompts, "
+        f"{tokens} tokens each, {repetitions} times"
+    )
+    turns = taken(contenders, texts, count=tokens, repetitions=repetitions)
     for line in table(contenders, turns):
         typer.echo(line)
     if output is not None:
@@ -159,9 +153,7 @@ def _ours(
         )
 
 
-def _others(
-    folders: Path, asked: list[str], llama: str, *, bits: str, dtype: str, threads: int
-) -> list[Contender]:
+def _others(folders: Path, asked: list[str], *, bits: str, dtype: str, threads: int) -> list[Contender]:
     """OpenVINO GenAI and llama.cpp, where they and their models are here; says what is left out."""
     found = list[Contender]()
     options: Any = {"weights": bits, "dtype": dtype, "threads": threads}
@@ -174,8 +166,8 @@ def _others(
     kind: Any = GGUF[bits]
     file = folders / "gguf" / f"target-{kind if isinstance(kind, str) else kind[dtype]}.gguf"
     if "llama.cpp" in asked:
-        if shutil.which(llama) is not None and file.is_file():
-            found += llama_server.contenders(llama, file, folders / "gguf" / "draft-F32.gguf", **options)
+        if llama.is_installed() and file.is_file():
+            found += llama.contenders(file, folders / "gguf" / "draft-F32.gguf", **options)
         else:
-            typer.echo(f"llama.cpp is left out: the program {llama} or {file} is missing.", err=True)
+            typer.echo(f"llama.cpp is left out: llama-cpp-python or {file} is missing.", err=True)
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import process_time
 from typing import Any
 
 import attrs
@@ -39,8 +38,6 @@ class Contender:
         ours: whether draftwood writes.
         weights: bits of the weights ("int8"), or "as they are". Contenders of the same weights are compared.
         texts: contenders with the same value here are to write the same texts.
-        cpu: returns seconds of all threads of the process that writes, so far.
-        close: ends what was started for it.
     """
 
     name: str
@@ -48,8 +45,6 @@ class Contender:
     ours: bool = False
     weights: str = "as they are"
     texts: str = "the model"
-    cpu: Callable[[], float] = process_time
-    close: Callable[[], None] = lambda: None
 
 
 def by_generate(model: Any, draft: Any = None) -> Writer:
