@@ -14,11 +14,14 @@ import attrs
 import numpy as np
 import torch
 
-from benchmarks.engines.contenders import Contender, Written
+from benchmarks.engines.contenders import Contender
 from draftwood.apps.bench import figures
 
 PROBE = 512
 """Rows of the square matrices that the probe multiplies."""
+
+WARM_UP = 16
+"""Tokens of the texts that are not timed."""
 
 
 @attrs.frozen
@@ -33,8 +36,8 @@ class Turn:
         cpu: seconds of all threads.
         tokens: written.
         passes: of the target; 0 where that is not known.
-        equal: whether the text is that of the first contender which is to write the same texts.
         noise: seconds of a fixed piece of work just before; more than usual where the machine is busy.
+        equal: whether the text is that of the first contender which is to write the same texts.
     """
 
     contender: str
@@ -44,44 +47,53 @@ class Turn:
     cpu: float
     tokens: int
     passes: int
-    equal: bool
     noise: float
+    equal: bool = False
 
 
 def taken(
     contenders: Sequence[Contender], prompts: Sequence[list[int]], *, count: int, repetitions: int
 ) -> list[Turn]:
-    """Every contender over all prompts, in turns prompt by prompt, after one turn that is not timed.
+    """Every contender over all prompts, in turns prompt by prompt, after short texts that are not timed.
 
     Each prompt begins with another contender, so that none always follows the same one.
     """
-    turns, expected = list[Turn](), dict[tuple[str, int], list[int]]()
     for contender in contenders:
-        for number, prompt in enumerate(prompts):  # meets every shape
-            written = contender.write(prompt, count).tokens
-            expected.setdefault((contender.texts, number), written)
+        for prompt in prompts:  # meets the shapes
+            contender.write(prompt, min(count, WARM_UP))
+    turns, texts = list[Turn](), dict[tuple[str, int, int], list[int]]()
     for repetition in range(repetitions):
         for number, prompt in enumerate(prompts):
             first = (number + repetition) % len(contenders)
             for contender in [*contenders[first:], *contenders[:first]]:
                 noise = _probe()
                 busy, started = process_time(), perf_counter()
-                written: Written = contender.write(prompt, count)
-                seconds = perf_counter() - started
-                turns.append(
-                    Turn(
-                        contender.name,
-                        repetition,
-                        number,
-                        seconds,
-                        process_time() - busy,
-                        len(written.tokens),
-                        written.passes,
-                        written.tokens == expected[contender.texts, number],
-                        noise,
-                    )
+                written = contender.write(prompt, count)
+                seconds, cpu = perf_counter() - started, process_time() - busy
+                texts[contender.name, repetition, number] = written.tokens
+                turn = Turn(
+                    contender=contender.name,
+                    repetition=repetition,
+                    prompt=number,
+                    seconds=seconds,
+                    cpu=cpu,
+                    tokens=len(written.tokens),
+                    passes=written.passes,
+                    noise=noise,
                 )
-    return turns
+                turns.append(turn)
+    firsts: dict[str, str] = {}
+    for contender in contenders:
+        firsts.setdefault(contender.texts, contender.name)
+    like = {contender.name: firsts[contender.texts] for contender in contenders}
+    return [
+        attrs.evolve(
+            turn,
+            equal=texts[turn.contender, turn.repetition, turn.prompt]
+            == texts[like[turn.contender], 0, turn.prompt],
+        )
+        for turn in turns
+    ]
 
 
 def _probe() -> float:
