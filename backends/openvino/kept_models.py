@@ -17,8 +17,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import draftwood.backends
 from draftwood.base.machine_faults import machine_fault
+from draftwood.trees import level_plan
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +54,9 @@ def key_of(parts: Iterable[object]) -> str:
 def _code() -> str:
     """A digest of the code that makes functions of models, and of the versions of what converts them."""
     made = hashlib.sha256()
-    for root in map(Path, draftwood.backends.__path__):
-        for file in sorted(root.rglob("*.py")):
-            made.update(file.read_bytes())
+    backends = Path(__file__).parents[1]
+    for file in [*sorted(backends.rglob("*.py")), Path(level_plan.__file__)]:
+        made.update(file.read_bytes())
     for name in _PACKAGES:
         try:
             made.update(f"{name}{version(name)}".encode())
