@@ -19,6 +19,9 @@ from draftwood.base.errors import InvalidInput
 CHAINS = (4,)
 """Tokens that its draft proposes per target pass."""
 
+KINDS = {"float32": 0, "bfloat16": 30}
+"""llama.cpp's numbers of the types of keys and values; its Python package does not name the second."""
+
 LONGEST = 1024
 """Tokens of a prompt and a text."""
 
@@ -67,8 +70,7 @@ class Context:
         options = llama_cpp.llama_context_default_params()
         options.n_ctx, options.n_batch, options.n_ubatch = LONGEST, LONGEST, LONGEST
         options.n_threads = options.n_threads_batch = threads
-        kind = llama_cpp.GGML_TYPE_F32 if dtype == "float32" else llama_cpp.GGML_TYPE_BF16
-        options.type_k = options.type_v = kind
+        options.type_k = options.type_v = KINDS[dtype]
         self._context = llama_cpp.llama_init_from_model(self._model, options)
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
