@@ -176,7 +176,7 @@ def compiled(
 
     Raises:
         InvalidInput: NNCF, which rounds weights, is not installed.
-        UnsupportedModel: it does not round those of such a model, or something is wrong with the form.
+        UnsupportedModel: NNCF does not round the weights of such a model, or the form is wrong.
     """
     import openvino
 
@@ -226,8 +226,8 @@ def _converted(function: torch.nn.Module, example: tuple[Tensor, ...], weights: 
 def _fold_numbers(model: Any) -> None:
     """Put single numbers that are converted to another type in place of their conversion.
 
-    OpenVINO would keep these conversions, and then does not see that a model rotates queries and keys, for
-    which it has an operation of its own.
+    OpenVINO would keep these conversions. Then it would not see that a model rotates queries and keys, and
+    would compute that by many operations in place of one.
     """
     import openvino
 

@@ -133,7 +133,7 @@ class PassFunction(torch.nn.Module):
         return self._pass.reader is not None
 
     def content(self) -> str | None:
-        """Returns what tells the function from those of other models; None where that is not known."""
+        """Returns what tells it from the functions of other models; None where that is not known."""
         reader = self._pass.reader
         if reader is not None and reader.request.through is not None:
             return None
@@ -181,7 +181,7 @@ class PassFunction(torch.nn.Module):
         return found, cache.added()
 
     def example(self, *, vocab: int, longest: int | None) -> tuple[Tensor, ...]:
-        """Returns inputs of small sizes: a tree of five nodes behind seven slots, in two rows.
+        """Returns inputs of small sizes: a tree of five nodes after seven slots, in two rows.
 
         Notes which cosines and sines the function is to be given, on the first call.
 

@@ -146,7 +146,7 @@ def _ours(
     for budget in budgets:
         yield Contender(
             f"draftwood, {name}, {budget} nodes",
-            by_trees(*backends, budget=budget, depth=depth, recipe=recipe),
+            by_trees(*backends, budget=budget, depth=depth, recipe=recipe, engine_only=engine == "openvino"),
             ours=True,
             weights=bits,
             texts=name if rounded else "the model",

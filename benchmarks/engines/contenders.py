@@ -66,8 +66,19 @@ def by_generate(model: Any, draft: Any = None) -> Writer:
     return write
 
 
-def by_trees(target: StateBackend, draft: StateBackend, *, budget: int, depth: int, recipe: str) -> Writer:
-    """Draft trees of `budget` nodes; with a budget of 0, one token per target pass."""
+def by_trees(
+    target: StateBackend,
+    draft: StateBackend,
+    *,
+    budget: int,
+    depth: int,
+    recipe: str,
+    engine_only: bool = False,
+) -> Writer:
+    """Draft trees of `budget` nodes; with a budget of 0, one token per target pass.
+
+    Where torch runs no passes (`engine_only`), it has one thread: more would take time from the engine.
+    """
     if budget:
         policy = create("recipes", recipe, {"budget": budget, "depth": depth}).policy
         drafter = create("drafters", "model", {"backend": draft})
@@ -77,9 +88,14 @@ def by_trees(target: StateBackend, draft: StateBackend, *, budget: int, depth: i
     decoder = SpeculativeDecoder(target, drafter, policy, create("verifiers", "greedy"))
 
     def write(prompt: list[int], count: int) -> Written:
-        out: Any = decoder.generate(
-            [prompt], max_new_tokens=count, eos_token_id=[], return_dict_in_generate=True
-        )
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1 if engine_only else threads)
+        try:
+            out: Any = decoder.generate(
+                [prompt], max_new_tokens=count, eos_token_id=[], return_dict_in_generate=True
+            )
+        finally:
+            torch.set_num_threads(threads)
         return Written(out.tokens[0], out.statistics.target_calls + 1)
 
     return write

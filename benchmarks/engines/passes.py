@@ -109,7 +109,7 @@ class Stateful:
 def _timed(
     runs: dict[str, Callable[[], None]], after: dict[str, Callable[[], None]], repetitions: int
 ) -> dict[str, list[tuple[float, float]]]:
-    """Milliseconds of each, in turns, and those of all threads; what follows a run is not timed."""
+    """Milliseconds of each, in turns, and of CPU time; what follows a run is not timed."""
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     for number in range(-3, repetitions):
         for name, run in runs.items():

@@ -162,7 +162,7 @@ def _rate(turns: Sequence[Turn]) -> float:
 
 
 def _ratio(turns: Sequence[Turn], others: Sequence[Turn]) -> str:
-    """How many times as fast, with its interval."""
+    """The ratio of speeds, with its interval."""
     sums: dict[str, Any] = {"seconds": _by_prompt(turns), "others": _by_prompt(others)}
     figure = figures.interval(sums, lambda all_of: all_of["others"] / all_of["seconds"])
     if figure is None:
