@@ -55,7 +55,7 @@ test-integrations: .venv/.ready-integrations
 
 test-openvino: .venv/.ready-openvino
 	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) -m 'openvino and not thorough' \
-	  tests/backends/test_openvino.py $(ARGS)
+	  tests/backends/test_openvino.py tests/backends/test_kept_models.py $(ARGS)
 
 test-peers: .venv/.ready-peers
 	@.venv/bin/python -m pytest -m peers tests/peers $(ARGS)

@@ -4,9 +4,11 @@ from typing import Any
 
 import typer
 
+from benchmarks.engines.command import engines
+from benchmarks.engines.folders import engine_folders
+from benchmarks.engines.passes import engine_passes
 from benchmarks.kernels.captured import captured
 from benchmarks.kernels.command import kernels
-from benchmarks.kernels.engines import engines
 from benchmarks.kernels.first_token import first_token
 from benchmarks.kernels.gpu import gpu
 from benchmarks.kernels.many_rows import many_rows
@@ -45,6 +47,8 @@ measurement: Any
 for measurement in (
     gpu,
     captured,
+    engine_folders,
+    engine_passes,
     engines,
     first_token,
     kernels,

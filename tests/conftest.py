@@ -16,6 +16,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["DRAFTWOOD_KERNELS"] = "off"
+os.environ["DRAFTWOOD_CACHE"] = "off"
 
 import pytest
 

@@ -7,9 +7,11 @@ import logging
 import os
 import re
 import warnings
+from collections.abc import Callable
 from contextlib import redirect_stdout
+from functools import partial
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import attrs
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from draftwood.backends.model.features import Features
 from draftwood.backends.model.model_pass import ModelPass
+from draftwood.backends.openvino import kept_models
 from draftwood.backends.openvino.function import PassFunction
 from draftwood.base.errors import DraftwoodError, InvalidInput, UnsupportedModel
 from draftwood.base.machine_faults import machine_fault
@@ -28,6 +31,16 @@ Weights = Literal["int8", "int4"]
 
 GROUP = 64
 """Weights of 4 bits that share a scale."""
+
+
+class ConvertibleFunction(Protocol):
+    """A function of tensors that is converted."""
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]: ...
+
+    def content(self) -> str | None:
+        """Returns what tells it from every other function, in any process; None where that is not known."""
+
 
 Sizes = dict[int, list[int]]
 """Sizes of inputs, by their place; -1 for any."""
@@ -78,7 +91,10 @@ def converted(
             example = function.example(vocab=vocab, longest=longest)
             with torch.no_grad(), joined.watched():
                 expected = joined(*joined.example(vocab=vocab, longest=longest))
-            compiled_pass = _compiled(function, example=example, expected=expected, dtype=model.dtype)
+            sizes, dtype = _open_sizes(function, example), model.dtype
+            check = partial(_difference, example=example, expected=expected, dtype=dtype)
+            with function.watched():
+                compiled_pass = compiled(function, example, sizes=sizes, dtype=dtype, check=check)
             width = expected[1].shape[-1] if function.reads_features else 0
             found = Converted(function, example, compiled_pass, expected[0].dtype, width)
         except Exception as error:  # a model or a converter may fail in many ways
@@ -121,17 +137,11 @@ def _open_sizes(function: PassFunction, example: tuple[Tensor, ...]) -> Sizes:
     return sizes
 
 
-def _compiled(
-    function: PassFunction,
-    *,
-    example: tuple[Tensor, ...],
-    expected: tuple[Tensor, ...],
-    dtype: torch.dtype,
-) -> Any:
-    """OpenVINO's form of `function`, which gives what is `expected` of the example."""
-    with function.watched():
-        found = compiled(function, example, sizes=_open_sizes(function, example), dtype=dtype)
-    request = found.create_infer_request()
+def _difference(
+    compiled: Any, example: tuple[Tensor, ...], *, expected: tuple[Tensor, ...], dtype: torch.dtype
+) -> str | None:
+    """Why a compiled pass gives something other than `expected` of the example; None where it does not."""
+    request = compiled.create_infer_request()
     for place, tensor in enumerate(example):
         request.set_input_tensor(place, as_engine(tensor.contiguous()))
     request.infer()
@@ -141,19 +151,20 @@ def _compiled(
         size = right.square().mean().clamp(min=1e-18)
         off = float(((got.float() - right).square().mean() / size).sqrt())
         if got.shape != right.shape or not off <= TOLERANCE[dtype]:
-            raise UnsupportedModel(f"an output of its pass is off by {off:.2g} of its size")
-    return found
+            return f"an output of its pass is off by {off:.2g} of its size"
+    return None
 
 
 def compiled(
-    function: torch.nn.Module,
+    function: ConvertibleFunction,
     example: tuple[Tensor, ...],
     *,
     sizes: Sizes,
     dtype: torch.dtype,
     weights: Weights | None = None,
+    check: Callable[[Any], str | None] = lambda _: None,
 ) -> Any:
-    """Returns OpenVINO's form of `function`.
+    """Returns OpenVINO's form of `function`, as it was kept from an earlier conversion, or else converted.
 
     Args:
         function: of tensors.
@@ -161,22 +172,16 @@ def compiled(
         sizes: of every input, by its place, -1 for an axis that may have any size.
         dtype: of the arithmetic.
         weights: bits that these are rounded to; None: as they are.
+        check: returns what is wrong with a compiled form, or None.
 
     Raises:
         InvalidInput: NNCF, which rounds weights, is not installed.
-        UnsupportedModel: it does not round those of such a model.
+        UnsupportedModel: NNCF does not round the weights of such a model, or the form is wrong.
     """
     import openvino
 
-    with torch.no_grad(), warnings.catch_warnings():
-        # Of branches that a trace settles: what the function gives at other sizes is compared later.
-        warnings.simplefilter("ignore")
-        # By itself OpenVINO would trace three times, to compare the traces.
-        traced = torch.jit.trace(function, example, check_trace=False)
-        model = openvino.convert_model(traced, example_input=example)
     if weights is not None:
-        model = _rounded(model, weights)
-    model.reshape(sizes)
+        _need_nncf(weights)
     options = {
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
@@ -185,16 +190,68 @@ def compiled(
         # Activations are not rounded.
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
     }
-    return openvino.Core().compile_model(model, "CPU", options)
+    core, key = openvino.Core(), None
+    if kept_models.folder() is not None and (content := function.content()) is not None:
+        inputs = [(tensor.dtype, tensor.dim()) for tensor in example]
+        key = kept_models.key_of([content, inputs, sizes, weights])
+        if (model := kept_models.read(core, key)) is not None:
+            found = core.compile_model(model, "CPU", options)
+            if check(found) is None:
+                return found
+            kept_models.forget(key)
+    model = _converted(function, example, weights)
+    model.reshape(sizes)
+    found = core.compile_model(model, "CPU", options)
+    if (wrong := check(found)) is not None:
+        raise UnsupportedModel(wrong)
+    if key is not None:
+        kept_models.write(model, key)
+    return found
 
 
-def _rounded(model: Any, weights: Weights) -> Any:
-    """`model` with weights of few bits."""
+def _converted(function: torch.nn.Module, example: tuple[Tensor, ...], weights: Weights | None) -> Any:
+    """The model that OpenVINO makes of `function`, with weights of these bits."""
+    import openvino
+
+    with torch.no_grad(), warnings.catch_warnings():
+        # Of branches that a trace settles: what the function gives at other sizes is compared later.
+        warnings.simplefilter("ignore")
+        # By itself OpenVINO would trace three times, to compare the traces.
+        traced = torch.jit.trace(function, example, check_trace=False)
+        model = openvino.convert_model(traced, example_input=example)
+    _fold_numbers(model)
+    return model if weights is None else _rounded(model, weights)
+
+
+def _fold_numbers(model: Any) -> None:
+    """Put single numbers that are converted to another type in place of their conversion.
+
+    OpenVINO would keep these conversions. Then it would not see that a model rotates queries and keys, and
+    would compute that by many operations in place of one.
+    """
+    import openvino
+
+    for node in model.get_ops():
+        if node.get_type_name() != "Convert":
+            continue
+        source, kind = node.input_value(0).get_node(), node.output(0).get_element_type()
+        if source.get_type_name() == "Constant" and not list(source.shape) and kind.is_real():
+            number = openvino.op.Constant(kind, openvino.Shape([]), [float(source.data)])
+            for reader in node.output(0).get_target_inputs():
+                reader.replace_source_output(number.output(0))
+
+
+def _need_nncf(weights: Weights) -> None:
+    """Refuse to round weights where NNCF, which does so, is not installed."""
     if importlib.util.find_spec("nncf") is None:
         raise InvalidInput(
             f"weights={weights!r} needs the package nncf, which is not installed; "
             'run `pip install "draftwood[openvino]"`, or leave weights out.'
         )
+
+
+def _rounded(model: Any, weights: Weights) -> Any:
+    """`model` with weights of few bits."""
     import nncf
 
     options: Any = {"mode": nncf.CompressWeightsMode.INT8_ASYM}

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers.utils import logging as hf_logging
 
 from draftwood.backends.attention.kv import BufferKind, RowCache, RowLayer
+from draftwood.backends.model.content_digest import content_digest
 from draftwood.backends.model.features import Features
 from draftwood.backends.model.model_pass import ModelPass
 from draftwood.backends.openvino.given import APART, GivenCache, Pair, reading
@@ -103,6 +104,7 @@ class PassFunction(torch.nn.Module):
             UnsupportedModel: the model's attention cannot be exchanged, as `apart` needs.
         """
         super().__init__()
+        self._model = [one.module]  # not a submodule
         module = shared_copy(one.module)
         self.past, self.apart = Past.of(one.cache), apart
         self.rotations = Rotations(module)
@@ -129,6 +131,17 @@ class PassFunction(torch.nn.Module):
     def reads_features(self) -> bool:
         """Whether features are read."""
         return self._pass.reader is not None
+
+    def content(self) -> str | None:
+        """Returns what tells it from the functions of other models; None where that is not known."""
+        reader = self._pass.reader
+        if reader is not None and reader.request.through is not None:
+            return None
+        if (model := content_digest(self._model[0])) is None:
+            return None
+        asked = None if reader is None else reader.request
+        tables = [table.described for table in self.rotations.tables]
+        return repr((type(self).__name__, model, self.past, self.kinds, self.apart, asked, tables))
 
     def watched(self) -> AbstractContextManager[None]:
         """Inside it the function may be called, or traced."""
@@ -168,7 +181,7 @@ class PassFunction(torch.nn.Module):
         return found, cache.added()
 
     def example(self, *, vocab: int, longest: int | None) -> tuple[Tensor, ...]:
-        """Returns inputs of small sizes: a tree of five nodes behind seven slots, in two rows.
+        """Returns inputs of small sizes: a tree of five nodes after seven slots, in two rows.
 
         Notes which cosines and sines the function is to be given, on the first call.
 

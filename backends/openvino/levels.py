@@ -92,6 +92,11 @@ class LevelsFunction(torch.nn.Module):
             grown.take(self._distributions(found[0]))
         return *grown.apart(), *function.past.stacked(added)
 
+    def content(self) -> str | None:
+        """Returns what tells the function from every other one; None where that is not known."""
+        content = self.function.content()
+        return None if content is None else repr((type(self).__name__, content, self.sizes))
+
     def _distributions(self, logits: Tensor) -> Tensor:
         scores, temperature = logits.float(), self.sizes.temperature
         return torch.softmax(scores / temperature if temperature != 1 else scores, -1)

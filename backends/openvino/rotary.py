@@ -40,6 +40,11 @@ class Table:
     width: int
     _held: NDArray[np.float32] | None = None
 
+    @property
+    def described(self) -> tuple[Any, ...]:
+        """Class and arguments of the module."""
+        return type(self.rotary).__name__, self.arguments, sorted(self.options.items()), self.width
+
     def shape(self, rows: int, nodes: int) -> tuple[int, int, int, int]:
         """Sizes of a pass's inputs."""
         return 2, rows, nodes, self.width

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draftwood.backends.model.model_pass import ModelPass
 from draftwood.backends.model.runner import AsItIs, Runner
-from draftwood.backends.model.weight_values import Mark, mark_of
+from draftwood.backends.model.weight_values import WeightValues
 from draftwood.backends.nodes.pass_inputs import PassInputs
 from draftwood.backends.nodes.region import Ints
 from draftwood.backends.openvino.conversion import Converted, Weights, compressed, converted, described
@@ -63,7 +63,7 @@ class OpenVinoRunner(Runner):
         self._model, self._pass, self._as_it_is = model, model_pass, AsItIs(model_pass)
         self._vocab, self._longest = vocab, longest
         self._converted: Converted | None = None
-        self._mark: Mark = ()
+        self._values: WeightValues | None = None  # of which the engine holds copies
         self._reader: Any = None
         self._requests: OrderedDict[Any, Any] = OrderedDict()
         self._bound: Bound | None = None
@@ -147,7 +147,7 @@ class OpenVinoRunner(Runner):
 
     def outdated(self) -> bool:
         """Returns whether weights have changed in place, as `Runner.outdated` says."""
-        return self._converted is not None and mark_of(self._model) != self._mark
+        return self._values is not None and self._values.changed()
 
     def _steady(self, nodes: int) -> int:
         """The nodes of a pass over `nodes`: those of a recent pass, where that takes little more.
@@ -169,7 +169,7 @@ class OpenVinoRunner(Runner):
             )
             if self._weights is not None:
                 self._converted = compressed(self._converted, self._weights, dtype=self._model.dtype)
-            self._reader, self._mark = reader, mark_of(self._model)
+            self._reader, self._values = reader, WeightValues(self._model)
             self.conversions += 1
         return self._converted
 

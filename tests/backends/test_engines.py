@@ -11,7 +11,7 @@ import torch
 from draftwood import load
 from draftwood.backends.loading import engines
 from draftwood.backends.loading import openvino_loading as loading
-from draftwood.backends.model.weight_values import mark_of
+from draftwood.backends.model.weight_values import WeightValues
 from draftwood.base.errors import InvalidInput
 from tests.backends.attention_models import tiny
 
@@ -57,15 +57,21 @@ def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], sa
         load(tiny(), **options)
 
 
-def test_values_of_weights_that_change_in_place_are_noticed() -> None:
-    model = tiny()
-    marks = {mark_of(model)}
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_values_of_weights_that_change_in_place_are_noticed(dtype: torch.dtype) -> None:
+    model = tiny().to(dtype)
+    seen = WeightValues(model)
+    assert not seen.changed()
     with torch.no_grad():
         model.lm_head.weight[7, 5] += 1.0
-    marks.add(mark_of(model))
+    assert seen.changed()
+    seen = WeightValues(model)
     model.model.norm.weight.data.mul_(2.0)  # which torch does not count
-    marks.add(mark_of(model))
+    assert seen.changed()
+    seen = WeightValues(model)
+    model.model.rotary_emb.inv_freq.data.mul_(2.0)
+    assert seen.changed()
+    seen = WeightValues(model)
     model.load_state_dict(tiny().state_dict())
-    marks.add(mark_of(model))
-    assert len(marks) == 4
-    assert mark_of(model) in marks
+    assert seen.changed()
+    assert not WeightValues(model).changed()

@@ -1,0 +1,1 @@
+"""Draft trees compared with the engines that people run: the same weights and prompts, in turns."""

@@ -1,0 +1,101 @@
+"""Contenders that write texts: transformers, and draft trees of draftwood."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+
+from draftwood import SpeculativeDecoder, StateBackend, create
+
+
+@attrs.frozen
+class Written:
+    """One text.
+
+    Attributes:
+        tokens: written after the prompt.
+        passes: of the target; 0 where that is not known.
+    """
+
+    tokens: list[int]
+    passes: int = 0
+
+
+Writer = Callable[[list[int], int], Written]
+"""Writes so many tokens after a prompt, greedily."""
+
+
+@attrs.frozen
+class Contender:
+    """One way of writing.
+
+    Attributes:
+        name: of its line in the table.
+        write: the way.
+        ours: whether draftwood writes.
+        weights: bits of the weights ("int8"), or "as they are". Contenders of the same weights are compared.
+        texts: contenders with the same value here are to write the same texts.
+    """
+
+    name: str
+    write: Writer
+    ours: bool = False
+    weights: str = "as they are"
+    texts: str = "the model"
+
+
+def by_generate(model: Any, draft: Any = None) -> Writer:
+    """Transformers' `generate()`, assisted by `draft` where there is one."""
+
+    def write(prompt: list[int], count: int) -> Written:
+        ids = torch.tensor([prompt])
+        more = {} if draft is None else {"assistant_model": draft}
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=count,
+            do_sample=False,
+            eos_token_id=None,
+            **more,
+        )
+        return Written(out[0, len(prompt) :].tolist(), 0 if more else count)
+
+    return write
+
+
+def by_trees(
+    target: StateBackend,
+    draft: StateBackend,
+    *,
+    budget: int,
+    depth: int,
+    recipe: str,
+    engine_only: bool = False,
+) -> Writer:
+    """Draft trees of `budget` nodes; with a budget of 0, one token per target pass.
+
+    Where torch runs no passes (`engine_only`), it has one thread: more would take time from the engine.
+    """
+    if budget:
+        policy = create("recipes", recipe, {"budget": budget, "depth": depth}).policy
+        drafter = create("drafters", "model", {"backend": draft})
+    else:
+        policy = create("policies", "cost-aware", {"budgets": (0,)})
+        drafter = create("drafters", "prompt-lookup", {"vocab_size": target.vocab_size})
+    decoder = SpeculativeDecoder(target, drafter, policy, create("verifiers", "greedy"))
+
+    def write(prompt: list[int], count: int) -> Written:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1 if engine_only else threads)
+        try:
+            out: Any = decoder.generate(
+                [prompt], max_new_tokens=count, eos_token_id=[], return_dict_in_generate=True
+            )
+        finally:
+            torch.set_num_threads(threads)
+        return Written(out.tokens[0], out.statistics.target_calls + 1)
+
+    return write

@@ -1,0 +1,65 @@
+"""OpenVINO GenAI as a contender: its own pipelines over models that optimum-intel has exported."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engines.contenders import Contender, Writer, Written
+
+CHAINS = (4, 6)
+"""Tokens that its draft proposes per target pass."""
+
+
+def is_installed() -> bool:
+    """Whether OpenVINO GenAI can be imported."""
+    return importlib.util.find_spec("openvino_genai") is not None
+
+
+def contenders(target: Path, draft: Path, *, weights: str, dtype: str, threads: int) -> list[Contender]:
+    """Plain decoding, and chains of a draft.
+
+    Args:
+        target: the exported folder.
+        draft: that of the draft.
+        weights: bits of the target's weights, or "as they are".
+        dtype: of the arithmetic, "float32" or "bfloat16".
+        threads: of the engine.
+    """
+    import openvino_genai as genai
+
+    options = {
+        "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[dtype],
+        "INFERENCE_NUM_THREADS": threads,
+    }
+    plain = genai.LLMPipeline(str(target), "CPU", **options)
+    helper = genai.draft_model(str(draft), "CPU", **options)
+    chained = genai.LLMPipeline(str(target), "CPU", draft_model=helper, **options)
+    rounded = weights != "as they are"
+    label = f"OpenVINO GenAI, {weights}" if rounded else "OpenVINO GenAI"
+    ways = {f"{label}, plain": by_pipeline(plain)}
+    ways |= {f"{label}, its draft of {chain}": by_pipeline(chained, chain=chain) for chain in CHAINS}
+    texts = label if rounded else "the model"
+    return [Contender(name, write, weights=weights, texts=texts) for name, write in ways.items()]
+
+
+def by_pipeline(pipeline: Any, *, chain: int = 0) -> Writer:
+    """A pipeline of GenAI, whose draft proposes chains of `chain` tokens; 0: it has no draft."""
+    import numpy as np
+    import openvino
+    import openvino_genai as genai
+
+    def write(prompt: list[int], count: int) -> Written:
+        settings = genai.GenerationConfig()
+        settings.max_new_tokens, settings.do_sample, settings.ignore_eos = count, False, True
+        if chain:
+            settings.num_assistant_tokens = chain
+        ids = openvino.Tensor(np.array([prompt], np.int64))
+        mask = openvino.Tensor(np.ones((1, len(prompt)), np.int64))
+        out = pipeline.generate(genai.TokenizedInputs(ids, mask), settings)
+        tokens = list(out.tokens[0])
+        drafted = out.extended_perf_metrics.get_num_accepted_tokens() if chain else 0
+        return Written(tokens, len(tokens) - drafted)
+
+    return write

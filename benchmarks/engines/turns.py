@@ -1,0 +1,180 @@
+"""Texts of all contenders in turns, and the table of their times."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from time import perf_counter, process_time
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from benchmarks.engines.contenders import Contender
+from draftwood.apps.bench import figures
+
+PROBE = 512
+"""Rows of the square matrices that the probe multiplies."""
+
+WARM_UP = 16
+"""Tokens of the texts that are not timed."""
+
+
+@attrs.frozen
+class Turn:
+    """One text of one contender.
+
+    Attributes:
+        contender: its name.
+        repetition: counted from 0.
+        prompt: its number.
+        seconds: that the text took.
+        cpu: seconds of all threads.
+        tokens: written.
+        passes: of the target; 0 where that is not known.
+        noise: seconds of a fixed piece of work just before; more than usual where the machine is busy.
+        equal: whether the text is that of the first contender which is to write the same texts.
+    """
+
+    contender: str
+    repetition: int
+    prompt: int
+    seconds: float
+    cpu: float
+    tokens: int
+    passes: int
+    noise: float
+    equal: bool = False
+
+
+def taken(
+    contenders: Sequence[Contender], prompts: Sequence[list[int]], *, count: int, repetitions: int
+) -> list[Turn]:
+    """Every contender over all prompts, in turns prompt by prompt, after short texts that are not timed.
+
+    Each prompt begins with another contender, so that none always follows the same one.
+    """
+    for contender in contenders:
+        for prompt in prompts:  # meets the shapes
+            contender.write(prompt, min(count, WARM_UP))
+    turns, texts = list[Turn](), dict[tuple[str, int, int], list[int]]()
+    for repetition in range(repetitions):
+        for number, prompt in enumerate(prompts):
+            first = (number + repetition) % len(contenders)
+            for contender in [*contenders[first:], *contenders[:first]]:
+                noise = _probe()
+                busy, started = process_time(), perf_counter()
+                written = contender.write(prompt, count)
+                seconds, cpu = perf_counter() - started, process_time() - busy
+                texts[contender.name, repetition, number] = written.tokens
+                turn = Turn(
+                    contender=contender.name,
+                    repetition=repetition,
+                    prompt=number,
+                    seconds=seconds,
+                    cpu=cpu,
+                    tokens=len(written.tokens),
+                    passes=written.passes,
+                    noise=noise,
+                )
+                turns.append(turn)
+    firsts: dict[str, str] = {}
+    for contender in contenders:
+        firsts.setdefault(contender.texts, contender.name)
+    like = {contender.name: firsts[contender.texts] for contender in contenders}
+    return [
+        attrs.evolve(
+            turn,
+            equal=texts[turn.contender, turn.repetition, turn.prompt]
+            == texts[like[turn.contender], 0, turn.prompt],
+        )
+        for turn in turns
+    ]
+
+
+def _probe() -> float:
+    """Seconds of one matrix product."""
+    square = torch.ones(PROBE, PROBE)
+    started = perf_counter()
+    square @ square
+    return perf_counter() - started
+
+
+def table(contenders: Sequence[Contender], turns: Sequence[Turn]) -> list[str]:
+    """Returns the lines of the table; ratios are over the first contender, with 95 % intervals.
+
+    A contender's time for a prompt is its median over repetitions, and intervals come from the bootstrap
+    over prompts. At the end the best of draftwood is compared with the best of all others, for each kind of
+    weights.
+    """
+    lines = [
+        f"{'way':<40}{'tokens/s':>10}{'least':>9}{'most':>9}{'ratio':>21}{'per CPU s':>11}{'per pass':>10}"
+        f"{'equal':>12}"
+    ]
+    of = {one.name: [turn for turn in turns if turn.contender == one.name] for one in contenders}
+    base = of[contenders[0].name]
+    for name, some in of.items():
+        rates = [_rate(list(group)) for _, group in groupby(some, lambda turn: turn.repetition)]
+        tokens, passes = sum(turn.tokens for turn in some), sum(turn.passes for turn in some)
+        lines.append(
+            f"{name:<40}{median(rates):>10.1f}{min(rates):>9.1f}{max(rates):>9.1f}{_ratio(some, base):>21}"
+            f"{tokens / max(sum(turn.cpu for turn in some), 1e-9):>11.1f}"
+            f"{f'{tokens / passes:.2f}' if passes else '':>10}"
+            f"{f'{sum(turn.equal for turn in some)} of {len(some)}':>12}"
+        )
+    for weights in dict.fromkeys(one.weights for one in contenders):
+        best = [
+            max(
+                (of[one.name] for one in contenders if one.weights == weights and one.ours == ours),
+                key=_rate,
+                default=None,
+            )
+            for ours in (True, False)
+        ]
+        if best[0] is not None and best[1] is not None:
+            lines.append(
+                f"weights {weights}: {best[0][0].contender} over {best[1][0].contender}: "
+                f"{_ratio(best[0], best[1])}"
+            )
+    noise = sorted(turn.noise for turn in turns)
+    lines.append(
+        f"noise: a fixed piece of work took {1e3 * noise[0]:.2f} ms at least, {1e3 * median(noise):.2f} at "
+        f"the median, {1e3 * noise[len(noise) * 9 // 10]:.2f} at the 90th percentile."
+    )
+    return lines
+
+
+def write_csv(turns: Sequence[Turn], to: Path) -> None:
+    """Write one line for every turn."""
+    with to.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.DictWriter(file, [field.name for field in attrs.fields(Turn)], lineterminator="\n")
+        rows.writeheader()
+        rows.writerows(attrs.asdict(turn) for turn in turns)
+
+
+def _rate(turns: Sequence[Turn]) -> float:
+    """Tokens a second."""
+    return sum(turn.tokens for turn in turns) / sum(turn.seconds for turn in turns)
+
+
+def _ratio(turns: Sequence[Turn], others: Sequence[Turn]) -> str:
+    """The ratio of speeds, with its interval."""
+    sums: dict[str, Any] = {"seconds": _by_prompt(turns), "others": _by_prompt(others)}
+    figure = figures.interval(sums, lambda all_of: all_of["others"] / all_of["seconds"])
+    if figure is None:
+        return "-"
+    if figure.low is None or figure.high is None:
+        return f"{figure.value:.2f}"
+    return f"{figure.value:.2f} ({figure.low:.2f}-{figure.high:.2f})"
+
+
+def _by_prompt(turns: Sequence[Turn]) -> Any:
+    """Seconds a token by prompt, medians over repetitions."""
+    prompts = sorted({turn.prompt for turn in turns})
+    return np.array(
+        [median(turn.seconds / turn.tokens for turn in turns if turn.prompt == number) for number in prompts]
+    )

@@ -1,0 +1,121 @@
+"""The comparison of engines: turns, equality of texts, the table, and chains of a draft over llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from benchmarks.engines.contenders import Contender, Written
+from benchmarks.engines.llama import by_chains
+from benchmarks.engines.turns import Turn, table, taken
+
+
+class Counting:
+    """A model whose next token is the last one plus `step`, modulo 50; in place of llama.cpp's."""
+
+    def __init__(self, step: int, wrong_after: int = 0) -> None:
+        self.step, self.wrong_after, self.text, self.calls = step, wrong_after, list[int](), 0
+
+    @property
+    def length(self) -> int:
+        return len(self.text)
+
+    def keep(self, length: int) -> None:
+        assert length <= len(self.text)
+        del self.text[length:]
+
+    def likeliest(self, tokens: Sequence[int], *, last: int) -> list[int]:
+        assert tokens
+        self.text += tokens
+        self.calls += 1
+        return [self._next(token) for token in tokens[-last:]]
+
+    def _next(self, token: int) -> int:
+        wrong = self.wrong_after and token % self.wrong_after == 0
+        return (token + self.step + bool(wrong)) % 50
+
+
+@pytest.mark.parametrize("wrong_after", [0, 1, 3, 4])
+def test_chains_write_what_the_target_writes(wrong_after: int) -> None:
+    target: Any = Counting(3)
+    draft: Any = Counting(3, wrong_after)
+    plain = by_chains(target, draft, chain=0)([1, 2, 4], 20)
+    assert plain == Written([(4 + 3 * (place + 1)) % 50 for place in range(20)], 20)
+    for chain in (1, 4, 6):
+        target.calls = 0
+        written = by_chains(target, draft, chain=chain)([1, 2, 4], 20)
+        assert written.tokens == plain.tokens
+        assert written.passes == target.calls
+        if not wrong_after:
+            assert written.passes == 1 + -(-19 // (chain + 1))
+
+
+def writing(tokens: list[int]) -> Any:
+    return lambda prompt, count: Written([prompt[0], *tokens][:count], 2)
+
+
+def test_contenders_take_turns_and_texts_are_compared_with_the_first_of_the_same_texts() -> None:
+    order = list[str]()
+
+    def noted(name: str, tokens: list[int]) -> Any:
+        write = writing(tokens)
+
+        def noting(prompt: list[int], count: int) -> Written:
+            order.append(name)
+            return write(prompt, count)
+
+        return noting
+
+    contenders = [
+        Contender("plain", noted("plain", [1, 2])),
+        Contender("other", noted("other", [1, 3])),
+        Contender("rounded", noted("rounded", [1, 3]), weights="int8", texts="rounded"),
+        Contender("ours", noted("ours", [1, 2]), ours=True),
+    ]
+    turns = taken(contenders, [[5], [6]], count=3, repetitions=2)
+    assert {turn.contender: turn.equal for turn in turns} == {
+        "plain": True,
+        "other": False,
+        "rounded": True,
+        "ours": True,
+    }
+    timed = order[8:]
+    assert timed[:4] == ["plain", "other", "rounded", "ours"]
+    assert timed[4:8] == ["other", "rounded", "ours", "plain"]
+    assert [turn.repetition for turn in turns] == [0] * 8 + [1] * 8
+
+
+def test_the_table_compares_the_best_of_each_side_for_the_same_weights() -> None:
+    contenders = [
+        Contender("generate()", writing([])),
+        Contender("engine", writing([])),
+        Contender("ours", writing([]), ours=True),
+        Contender("engine, int8", writing([]), weights="int8"),
+        Contender("ours, int8", writing([]), ours=True, weights="int8"),
+    ]
+    seconds = {"generate()": 8.0, "engine": 2.0, "ours": 4.0, "engine, int8": 1.5, "ours, int8": 1.0}
+    turns = [
+        Turn(name, repetition, prompt, each, 2 * each, 16, 4, 0.001, True)
+        for name, each in seconds.items()
+        for repetition in range(2)
+        for prompt in range(3)
+    ]
+    lines = table(contenders, turns)
+    assert lines[3].split() == [
+        "ours",
+        "4.0",
+        "4.0",
+        "4.0",
+        "2.00",
+        "(2.00-2.00)",
+        "2.0",
+        "4.00",
+        "6",
+        "of",
+        "6",
+    ]
+    assert lines[6] == "weights as they are: ours over engine: 0.50 (0.50-0.50)"
+    assert lines[7] == "weights int8: ours, int8 over engine, int8: 1.50 (1.50-1.50)"
+    assert "took 1.00 ms at least" in lines[8]
