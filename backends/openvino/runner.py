@@ -81,6 +81,13 @@ class OpenVinoRunner(Runner):
             UnsupportedModel: the pass cannot be converted.
         """
         cache, exact = self._pass.cache, inputs.shape
+        if inputs.more_than_tokens:
+            if self._weights is not None:
+                raise UnsupportedModel(
+                    "Rows whose prompt has positions of several axes, or inputs besides tokens, are not run by "
+                    "OpenVINO with rounded weights; load the model without weights=."
+                )
+            return self._as_it_is.run(inputs)
         if not cache.settled or inputs.staged.columns is not None or not inputs.on_host:
             if self._weights is None:
                 return self._as_it_is.run(inputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby, islice
 from numbers import Integral
 from time import perf_counter
 from types import TracebackType
@@ -20,7 +21,7 @@ from draftwood.decoding.batch_row import BatchRow
 from draftwood.decoding.given_cache import GivenCache
 from draftwood.decoding.kept_text import KeptText
 from draftwood.decoding.loop import RoundLoop
-from draftwood.decoding.prompts import as_prompts, check_prompts
+from draftwood.decoding.prompts import as_prompts, check_length, check_prompts
 from draftwood.decoding.round_records import Round, Statistics, peak_memory
 from draftwood.decoding.row_settings import RowSettings
 from draftwood.decoding.stopping import CriteriaBatch, RowStops, stop_string_criteria
@@ -30,6 +31,7 @@ from draftwood.distributions.sampling import SamplingParams
 from draftwood.laws.randomness import SpawnedSeeds, Streams
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, policy_states
 from draftwood.protocols.compatibility import check_sampling_fits
+from draftwood.protocols.model_prompt import ModelPrompt, PromptRow
 from draftwood.protocols.vocabulary import unfitted
 from draftwood.trees.prefixes import RowText
 
@@ -154,7 +156,7 @@ class Session:
 
     def add(
         self,
-        prompt: Sequence[int],
+        prompt: Sequence[int] | PromptRow,
         *,
         max_new_tokens: int | None = None,
         sampling: SamplingParams | None = None,
@@ -173,7 +175,7 @@ class Session:
         when it raises in a round: `RowRecord.error`. What it raises in this call comes out of this call.
 
         Args:
-            prompt: token ids.
+            prompt: token ids, or a row of a `ModelPrompt`, all of whose rows are added one after the other.
             max_new_tokens: default: the session's.
             sampling: how the target's tokens are chosen; default: as in the session.
             draft_sampling: the same for the draft; default: the session's where `sampling` is, else as
@@ -193,24 +195,31 @@ class Session:
             IncompatibleStrategy: the verifier does not support this sampling.
         """
         loop, number = self._loop, self._count
-        (tokens,) = as_prompts([prompt])
-        check_prompts([tokens], loop.target)
+        given = prompt if isinstance(prompt, PromptRow) else None
+        if given is not None:
+            tokens, length = given.tokens, given.length
+            check_length(length, loop.target, row=number)
+        else:
+            (tokens,) = as_prompts([prompt])
+            check_prompts([tokens], loop.target)
+            length = len(tokens)
         (state,) = policy_states.row_states(self._policy, policy_state, 1)
         settings = self._settings(sampling, draft_sampling, logprobs)
         criteria = self._criteria_of(stop_strings, stopping_criteria)
         scores = settings.keep.scores
         row = BatchRow(
             number,
-            tokens[-1],
+            tokens[-1] if tokens else 0,  # of embeddings, before the first token is written
             self._policy,
             Streams.seeded(self._seeds.take(seed)),
-            self._stops(number, tokens, max_new_tokens, criteria, scores=scores),
+            self._stops(number, tokens, max_new_tokens, criteria, scores=scores, length=length),
             settings,
             self._row_text(tokens, number, settings),
             self._constrained(constraint, tokens),
             state,
             kept=kept,
             unread=tokens,
+            given=given,
         )
         self._rows[number], self._texts[number] = row, list(tokens)
         self._count += 1
@@ -358,7 +367,21 @@ class Session:
                 f"max_rows is {self._max_rows}, and {held} kept row(s) whose texts have ended fill it; "
                 "release() or extend() one, so that there is a row to write."
             )
-        return [self._waiting[place] for place in range(min(room, len(self._waiting)))]
+        joining = list(islice(self._waiting, max(room, 0)))
+        if not joining:
+            return []
+        # Rows of one prompt of more than tokens are read together, and without others.
+        _, together = next(groupby(joining, key=_prompt_of))
+        joining = list(together)
+        given = _prompt_of(joining[0])
+        if given is not None and len(joining) < len(given):
+            if not self.running:
+                raise InvalidInput(
+                    f"A prompt of {len(given)} rows is read at once, and {len(joining)} of them can join; add all "
+                    "of them, and leave room for them (max_rows)."
+                )
+            return []
+        return joining
 
     def _read(self, joining: Sequence[BatchRow]) -> tuple[Tensor | None, float]:
         """Let the target read the prompts; logits for the first tokens where it gives them, and the time."""
@@ -410,7 +433,7 @@ class Session:
         if not (settings.sampling.reads_prefix or settings.draft_sampling.reads_prefix):
             return None
         if self._batch is None:
-            text = RowText.of(torch.tensor(tokens, device=loop.target.device))
+            text = RowText.of(torch.tensor(tokens, dtype=torch.int64, device=loop.target.device))
         else:
             padded = self._batch.to(loop.target.device, torch.int64)
             text = RowText.of(padded[number], row=number, rows=len(padded))
@@ -442,17 +465,23 @@ class Session:
         criteria: Sequence[Any],
         *,
         scores: bool,
+        length: int | None = None,
     ) -> RowStops:
-        """The conditions under which a row ends that goes on after `text`."""
+        """The conditions under which a row ends that goes on after `text`, which takes `length` in the context."""
+        length = len(text) if length is None else length
         wish, longest = self._max_new_tokens, self._loop.target.max_length
         if max_new_tokens is not None:
             wish = checked_count("max_new_tokens", max_new_tokens)
         # The last token takes no room in the context: nothing is read after it.
-        room = wish if longest is None else longest + 1 - len(text)
+        room = wish if longest is None else longest + 1 - length
         asked = self._together
         if criteria and asked is None:
-            asked = CriteriaBatch(criteria, [row], torch.tensor([text]), self._pad, keeps_scores=scores)
+            asked = CriteriaBatch(criteria, [row], torch.tensor([text], dtype=torch.int64), self._pad, keeps_scores=scores)
         return RowStops(row, self._ends, min(wish, room), room < wish, asked)
+
+
+def _prompt_of(row: BatchRow) -> ModelPrompt | None:
+    return None if row.given is None else row.given.prompt
 
 
 def renew(target: StateBackend, drafter: Drafter, *, past: KeptText | GivenCache | None = None) -> None:

@@ -26,10 +26,12 @@ from draftwood.distributions.constraints import Constraint
 from draftwood.distributions.sampling import SamplingParams
 from draftwood.integrations.followed_processors import follow
 from draftwood.integrations.generate_call import Call, watch
+from draftwood.integrations.generate_inputs import prompt_of
 from draftwood.integrations.generate_options import limits, refuse_unserved
 from draftwood.integrations.inner_outputs import inner_outputs
 from draftwood.laws.randomness import row_seeds
 from draftwood.protocols import Drafter, TreePolicy, Verifier, policy_states, registry
+from draftwood.protocols.model_prompt import ModelPrompt
 from draftwood.protocols.named_heads import NamedHead
 
 
@@ -136,20 +138,20 @@ class CustomGenerate:
         streamer = streamer or call.streamer or self.streamer
         prompt_is_shown = call.streamer is not None
         try:
-            refuse_unserved(
-                call, model, generation_config, model_kwargs, ids=input_ids, synced_gpus=synced_gpus
-            )
+            refuse_unserved(call, model, generation_config, model_kwargs, synced_gpus=synced_gpus)
+            prompt = prompt_of(call, model, model_kwargs, input_ids, generation_config)
             if streamer is not None and len(input_ids) > 1:
                 raise InvalidInput(
                     f"A streamer shows one row and {len(input_ids)} were given; call once per row."
                 )
             if streamer is not None and not prompt_is_shown:
                 streamer.put(input_ids.cpu())
-            turn = _turn(model_kwargs, generation_config, input_ids)
+            turn = None if prompt is not None else _turn(model_kwargs, generation_config, input_ids)
             generation = self._generate(
                 model,
                 input_ids,
                 model_kwargs.get("attention_mask"),
+                prompt=prompt,
                 processors=logits_processor or (),
                 criteria=stopping_criteria or (),
                 tokenizer=tokenizer or call.tokenizer or self.tokenizer,
@@ -163,7 +165,12 @@ class CustomGenerate:
         if not generation_config.return_dict_in_generate:
             return generation.sequences
         inner = inner_outputs(
-            model, generation.sequences, generation_config, model_kwargs, prompt=input_ids.shape[1]
+            model,
+            generation.sequences,
+            generation_config,
+            model_kwargs,
+            prompt=input_ids.shape[1],
+            columns=None if prompt is None else prompt.columns,
         )
         return _as_output(generation, None if turn is None else turn.kept, inner)
 
@@ -173,6 +180,7 @@ class CustomGenerate:
         input_ids: Tensor,
         mask: Tensor | None,
         *,
+        prompt: ModelPrompt | None,
         processors: Sequence[Any],
         criteria: Sequence[Any],
         tokenizer: Any,
@@ -182,7 +190,7 @@ class CustomGenerate:
     ) -> Generation:
         asked, longest, ends = limits(criteria)
         processors, constraint = self._constrained(processors, rows=len(input_ids), ends=ends)
-        prompts = as_prompts(input_ids, mask)
+        prompts = as_prompts(input_ids, mask) if prompt is None else prompt
         room = (longest if longest is not None else config.max_length) - input_ids.shape[1]
         keep = TokenDetails(
             logits=bool(config.return_dict_in_generate and config.output_logits),
