@@ -27,7 +27,9 @@ _KEYS = frozenset(
     }
 )
 _NO_KEYS = frozenset(
-    getattr(cache_utils, name) for name in ("LinearAttentionLayer", "DummyLayer") if hasattr(cache_utils, name)
+    getattr(cache_utils, name)
+    for name in ("LinearAttentionLayer", "DummyLayer")
+    if hasattr(cache_utils, name)
 )
 
 

@@ -26,6 +26,7 @@ from draftwood.backends.passes.captured_levels import widths_that_pay
 from draftwood.backends.passes.packed_passes import PackedPasses, PackedRow
 from draftwood.backends.structure.forward import guarded_pass
 from draftwood.base.errors import InvalidInput, UnsupportedModel
+from draftwood.decoding.given_cache import filled_cache
 from draftwood.kernels.transfer import sent
 from draftwood.protocols.model_prompt import ModelPrompt
 from draftwood.trees.level_plan import LevelPlan, Levels
@@ -78,10 +79,8 @@ class PackedBackend(PackedPasses):
         """
         self._check_no_nodes()
         if self._states is not None or self._reader is not None:
-            what = "recurrent layers" if self._states is not None else "a drafter that reads its features"
-            raise UnsupportedModel(
-                f"{type(self.model).__name__} has {what}, so past_key_values is not read; leave it out."
-            )
+            states = self._states is not None
+            raise self._unread_cache("recurrent layers" if states else "a drafter that reads its features")
         validation.check_lengths(lengths, longest=self.max_length)
         have, more = len(self._rows), len(lengths)
         given = joined_inputs(self._given, have, None, more)
@@ -103,6 +102,8 @@ class PackedBackend(PackedPasses):
         have, more, states = len(self._rows), len(prompt), self._states
         with guarded_pass(have + more):
             if states is not None:
+                if filled_cache(prompt.inputs) is not None:
+                    raise self._unread_cache("recurrent layers")
                 states.begin()
                 states.prefill(prompt.lengths, prompt.columns, self.device, padded_left=True)
             read = read_prompt(
@@ -120,6 +121,11 @@ class PackedBackend(PackedPasses):
         self._hold([*self._rows, *new])
         check_behind(self, prompt, read.logits)
         return read.logits
+
+    def _unread_cache(self, what: str) -> UnsupportedModel:
+        return UnsupportedModel(
+            f"{type(self.model).__name__} has {what}, so past_key_values is not read; leave it out."
+        )
 
     def _append(self, cache: Any, lengths: Sequence[int]) -> None:
         """Write what a cache holds of new rows into slots of their own."""

@@ -322,9 +322,7 @@ class UnrolledBackend(ModelBackend):
                     setattr(layer, name, states.new_empty(copies, *states.shape[1:]))
         return copied
 
-    def _run(
-        self, cache: Cache, tokens: Tensor, row: UnrolledRow, *, start: int, **options: Any
-    ) -> Tensor:
+    def _run(self, cache: Cache, tokens: Tensor, row: UnrolledRow, *, start: int, **options: Any) -> Tensor:
         """Feed `tokens` `[batch, n]` of `row` behind the `start` in `cache`; logits `[batch, n, vocab]`.
 
         Where features are kept, `_pass_features` is afterwards those of the pass, `[batch, n, width]`.

@@ -16,6 +16,7 @@ from draftwood.backends.model.features import Features, Pieces
 from draftwood.backends.nodes.row_inputs import RowInputs
 from draftwood.backends.structure.forward import cache_argument, input_device
 from draftwood.base.errors import InvalidInput, UnsupportedModel
+from draftwood.decoding.given_cache import filled_cache
 from draftwood.protocols.model_prompt import ModelPrompt
 
 # One value for each token, of which `generate()` makes those of new tokens.
@@ -57,13 +58,10 @@ class PromptForward:
         self.module, device = module, input_device(module)
         self._ids = prompt.ids.to(device)
         self._kwargs = dict(prompt.inputs)
-        name, given = next(
-            ((n, v) for n, v in self._kwargs.items() if isinstance(v, Cache)), (cache_argument(module), None)
-        )
-        self._cached = 0
-        if given is not None and _columns(given):
-            cache = copy.deepcopy(given)
-            self._cached = _columns(given)
+        caches = (name for name, value in self._kwargs.items() if isinstance(value, Cache))
+        name, self._cached = next(caches, cache_argument(module)), 0
+        if (given := filled_cache(self._kwargs)) is not None:
+            cache, self._cached = copy.deepcopy(given), _columns(given, otherwise=0)
         self._kwargs |= {name: cache, "use_cache": True}
         self.cache = cache
         self.seen: Tensor | None = None
@@ -118,7 +116,7 @@ def read_prompt(
         found, output = reader.read(inputs)
     rows = len(prompt)
     step = forward.next(output, torch.zeros(rows, dtype=torch.int64))
-    columns = _columns(forward.cache)
+    columns = _columns(forward.cache, otherwise=prompt.columns)
     if not columns:
         raise UnsupportedModel(
             f"{type(module).__name__} keeps no cache of such a prompt; decode without custom_generate=."
@@ -127,7 +125,9 @@ def read_prompt(
     lengths = [columns - pad for pad in padding]
     features: list[Pieces] = [()] * rows
     if found is not None and reader is not None:
-        features = [reader.trimmed([states[-length:].clone()]) for states, length in zip(found, lengths, strict=True)]
+        features = [
+            reader.trimmed([states[-length:].clone()]) for states, length in zip(found, lengths, strict=True)
+        ]
     return PromptRead(
         output.logits[:, -1].clone(),
         forward.cache,
@@ -138,12 +138,12 @@ def read_prompt(
     )
 
 
-def _columns(cache: Any) -> int:
-    """Columns that a cache holds, padding included; of recurrent layers alone, 1 where they hold any."""
+def _columns(cache: Any, *, otherwise: int) -> int:
+    """Columns that a cache holds, padding included; `otherwise` where only recurrent layers keep anything."""
     try:
         return int(cache.get_seq_length())
     except ValueError:
-        return int(cache.has_previous_state())
+        return otherwise
 
 
 def _padding(mask: Tensor | None, rows: int, columns: int) -> list[int]:

@@ -79,9 +79,7 @@ class RowInputs:
         }
 
 
-def joined_inputs(
-    have: RowInputs | None, rows: int, more: RowInputs | None, new: int
-) -> RowInputs | None:
+def joined_inputs(have: RowInputs | None, rows: int, more: RowInputs | None, new: int) -> RowInputs | None:
     """The inputs of `rows` rows and then of `new` ones; None where all only hold tokens.
 
     Raises:

@@ -86,9 +86,7 @@ class Text:
         if device == self.counts.device:
             return self
         if device not in self._elsewhere:
-            self._elsewhere[device] = Text(
-                self._given, self._tokens, device, padded_left=self.padded_left
-            )
+            self._elsewhere[device] = Text(self._given, self._tokens, device, padded_left=self.padded_left)
         return self._elsewhere[device]
 
     def begins(self, values: Tensor) -> Tensor:

@@ -476,7 +476,9 @@ class Session:
         room = wish if longest is None else longest + 1 - length
         asked = self._together
         if criteria and asked is None:
-            asked = CriteriaBatch(criteria, [row], torch.tensor([text], dtype=torch.int64), self._pad, keeps_scores=scores)
+            asked = CriteriaBatch(
+                criteria, [row], torch.tensor([text], dtype=torch.int64), self._pad, keeps_scores=scores
+            )
         return RowStops(row, self._ends, min(wish, room), room < wish, asked)
 
 

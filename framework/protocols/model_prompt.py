@@ -53,7 +53,9 @@ class ModelPrompt:
         caught: list[tuple[Tensor, dict[str, Any]]] = []
 
         def catch(_: Any, ids: Tensor, **prepared: Any) -> Tensor:
-            caught.append((ids, {name: value for name, value in prepared.items() if name not in _OF_THE_LOOP}))
+            caught.append(
+                (ids, {name: value for name, value in prepared.items() if name not in _OF_THE_LOOP})
+            )
             return ids
 
         try:
@@ -99,7 +101,9 @@ class ModelPrompt:
         if self.mask is None or self.mask.shape != self.ids.shape:
             return rows
         kept = self.mask.bool().tolist()
-        return [[t for t, k in zip(row, seen, strict=True) if k] for row, seen in zip(rows, kept, strict=True)]
+        return [
+            [t for t, k in zip(row, seen, strict=True) if k] for row, seen in zip(rows, kept, strict=True)
+        ]
 
     @property
     def words(self) -> list[list[int]]:
