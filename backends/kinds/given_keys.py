@@ -8,7 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import cache_utils
-from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    Cache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+)
 
 from draftwood.base.errors import InvalidInput
 
@@ -68,8 +73,8 @@ def given_keys(cache: Any, lengths: Sequence[int]) -> list[tuple[Tensor, Tensor]
         keys, values, read = layer.keys, layer.values, int(layer.get_seq_length())
         if keys is None or values is None or read != columns:
             raise InvalidInput(
-                f"Layer {number} of past_key_values has read {read} tokens and the first one {columns}; leave "
-                "it out."
+                f"Layer {number} of past_key_values has read {read} tokens and the first one {columns}; "
+                "leave it out."
             )
         if len(keys) != len(lengths):
             raise InvalidInput(
@@ -84,8 +89,9 @@ def given_keys(cache: Any, lengths: Sequence[int]) -> list[tuple[Tensor, Tensor]
 
 
 def _attends(layer: Any) -> bool:
-    """Returns whether a layer of a cache keeps keys and values, of which it has some."""
-    return type(layer) in _KEYS and getattr(layer, "is_initialized", True)
+    """Returns whether a layer of a cache keeps keys and values; one of both kinds only if it has any."""
+    mixes = isinstance(layer, LinearAttentionCacheLayerMixin)
+    return type(layer) in _KEYS and not (mixes and layer.keys is None)
 
 
 def _picked(states: Tensor, index: Tensor) -> Tensor:

@@ -60,8 +60,8 @@ def check_behind(backend: StateBackend, prompt: ModelPrompt, logits: Tensor) -> 
         backend.release(range(have, have + len(prompt)))
         raise UnsupportedModel(
             f"Behind a prompt with {', '.join(_names(prompt)) or 'these inputs'}, passes of "
-            f"{type(model).__name__} differ from its own decoding by {off:.2g} of the logits' spread, more than "
-            f"{most:.2g}; decode without custom_generate=."
+            f"{type(model).__name__} differ from its own decoding by {off:.2g} of the logits' spread, "
+            f"more than {most:.2g}; decode without custom_generate=."
         )
     _right[model] = structure, {*(right if known == structure else ()), kind}
 
@@ -83,7 +83,7 @@ def _difference_behind(backend: StateBackend, model: Any, prompt: ModelPrompt, f
 
 
 def own_steps(model: Any, prompt: ModelPrompt, written: list[int]) -> Tensor:
-    """Logits `[rows, len(written) + 1, vocab]` of the model's own steps from `prompt` on over these tokens."""
+    """Logits `[rows, len(written) + 1, vocab]` of the model's own steps after `prompt` over these tokens."""
     forward = PromptForward(model, prompt, DynamicCache(config=model.config))
     with guarded_pass(len(prompt)):
         output = model(**forward.first())

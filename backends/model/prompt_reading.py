@@ -54,7 +54,7 @@ class PromptForward:
     """
 
     def __init__(self, module: Any, prompt: ModelPrompt, cache: Cache) -> None:
-        """Begin with `prompt`, of which a cache that it brings is copied; `cache` is for one that has none."""
+        """Begin with `prompt`; a filled cache that it brings is copied, else `cache` is filled."""
         self.module, device = module, input_device(module)
         self._ids = prompt.ids.to(device)
         self._kwargs = dict(prompt.inputs)
@@ -153,8 +153,8 @@ def _padding(mask: Tensor | None, rows: int, columns: int) -> list[int]:
     seen = mask.bool().cpu()
     if seen.shape != (rows, columns):
         raise InvalidInput(
-            f"attention_mask has shape {tuple(mask.shape)} and the model read {columns} columns of {rows} rows; "
-            "give rows of one length, without padding."
+            f"attention_mask has shape {tuple(mask.shape)} and the model read {columns} columns of {rows} "
+            "rows; give rows of one length, without padding."
         )
     padding: list[int] = (~seen).sum(1).tolist()
     for row, pad in enumerate(padding):

@@ -59,8 +59,8 @@ class RowInputs:
         if self.constants.keys() != more.constants.keys():
             names = ", ".join(sorted(self.constants.keys() | more.constants.keys()))
             raise InvalidInput(
-                f"Some rows are read with {names} and others without, which one pass cannot do; write them in "
-                "calls of their own."
+                f"Some rows are read with {names} and others without, which one pass cannot do; write them "
+                "in calls of their own."
             )
         axes = max(self.shift.shape[:-1], more.shift.shape[:-1], key=len)
         shifts = [np.broadcast_to(one.shift, (*axes, one.shift.shape[-1])) for one in (self, more)]

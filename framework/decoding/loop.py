@@ -102,8 +102,10 @@ class RoundLoop:
     def prefill(self, rows: Sequence[BatchRow]) -> Tensor | None:
         """Let the target read the prompts of new rows, and hold them.
 
-        Where the target gives first logits it reads all of what the rows have `unread`, and `join` is due; also
-        for the rows of a prompt of more than tokens, which come together and without others. Elsewhere it reads all but the last token, which is the root. An error leaves everything as it was.
+        Where the target gives first logits it reads all of what the rows have `unread`, and `join` is due.
+        It does the same with the rows of a prompt of more than tokens, which come together and without
+        others. Elsewhere it reads all but the last token, which is the root. An error leaves everything as
+        it was.
 
         Returns:
             Logits `[rows, vocab]` after the prompts, or None.

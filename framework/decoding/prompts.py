@@ -111,8 +111,8 @@ def check_length(length: int, target: StateBackend, *, row: int) -> None:
     """
     if target.max_length is not None and length > target.max_length:
         raise InvalidInput(
-            f"The prompt of row {row} has {length} tokens and the target's context holds {target.max_length}; "
-            "shorten it."
+            f"The prompt of row {row} has {length} tokens and the target's context holds "
+            f"{target.max_length}; shorten it."
         )
 
 

@@ -377,8 +377,8 @@ class Session:
         if given is not None and len(joining) < len(given):
             if not self.running:
                 raise InvalidInput(
-                    f"A prompt of {len(given)} rows is read at once, and {len(joining)} of them can join; add all "
-                    "of them, and leave room for them (max_rows)."
+                    f"A prompt of {len(given)} rows is read at once, and {len(joining)} of them can join; "
+                    "add all of them, and leave room for them (max_rows)."
                 )
             return []
         return joining
@@ -467,7 +467,7 @@ class Session:
         scores: bool,
         length: int | None = None,
     ) -> RowStops:
-        """The conditions under which a row ends that goes on after `text`, which takes `length` in the context."""
+        """The conditions under which a row ends after `text`, which takes `length` in the context."""
         length = len(text) if length is None else length
         wish, longest = self._max_new_tokens, self._loop.target.max_length
         if max_new_tokens is not None:

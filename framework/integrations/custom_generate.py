@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from os import PathLike
 from typing import Any, Literal, cast
 
@@ -13,7 +13,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood.base.errors import InvalidInput, stop_iteration_as_it_is
+from draftwood.base.errors import DraftwoodError, InvalidInput, UnsupportedModel, stop_iteration_as_it_is
 from draftwood.base.model_key import ModelKey
 from draftwood.decoding.decoder import SpeculativeDecoder, as_drafter
 from draftwood.decoding.generation import Generation, PartialGeneration
@@ -115,7 +115,8 @@ class CustomGenerate:
             arguments["stopping_criteria"] = criteria
         Call.of(arguments).note()
         try:
-            return model.generate(inputs, **arguments)
+            # A family's own generate() may call its first argument otherwise.
+            return model.generate(*(() if inputs is None else (inputs,)), **arguments)
         finally:
             Call.taken()
 
@@ -203,7 +204,7 @@ class CustomGenerate:
         pad = getattr(config, "_pad_token_tensor", None)
         pad = config.pad_token_id if pad is None else int(pad)
         pad = pad if pad is not None else 0
-        rounds = self._decoder_of(model).stream(
+        rounds = self._decoder_of(model, by_forward=prompt is not None).stream(
             prompts,
             max_new_tokens=max(room, 1),  # `generate` asks its criteria after a first token
             # It has put temperature, top-k and their kin among the processors already.
@@ -247,12 +248,18 @@ class CustomGenerate:
             )
         return others, self.constraint if followed is None else followed
 
-    def _decoder_of(self, model: Any) -> SpeculativeDecoder:
-        """The decoder of the last model, or a new one: for another model, or another structure of it."""
-        structure = ModelKey.of(model).structure
+    def _decoder_of(self, model: Any, *, by_forward: bool) -> SpeculativeDecoder:
+        """The decoder of the last model, or a new one: for another model, or another structure of it.
+
+        Args:
+            model: the target.
+            by_forward: whether its own forward reads the prompt. Then trees behind the prompt are checked
+                there, and a model that reads text otherwise than it decodes is not refused for that.
+        """
+        structure = ModelKey.of(model).structure, by_forward
         if self._decoder is None or self._model is not model or self._structure != structure:
             self._decoder = SpeculativeDecoder(
-                model if self.engine == "eager" else registry.load(model, engine=self.engine),
+                self._target_of(model, by_forward=by_forward),
                 cast(Drafter, self.drafter),
                 self.policy,
                 self.verifier,
@@ -260,6 +267,16 @@ class CustomGenerate:
             )
             self._model, self._structure = model, structure
         return self._decoder
+
+    def _target_of(self, model: Any, *, by_forward: bool) -> Any:
+        try:
+            return registry.load(model, engine=self.engine)
+        except UnsupportedModel:
+            if not by_forward:
+                raise
+            with suppress(DraftwoodError):
+                return registry.get("loaders", "auto")(model, attention="mask")
+            raise
 
 
 def _untold() -> Call:

@@ -51,19 +51,19 @@ def prompt_of(
         return None
     if any(isinstance(value, KeptText) for value in model_kwargs.values()):
         raise InvalidInput(
-            f"past_key_values of a call of draft trees goes on with a text, and {' and '.join(more)} was given "
-            "too; leave one of the two out."
+            f"past_key_values of a call of draft trees goes on with a text, and {' and '.join(more)} was "
+            "given too; leave one of the two out."
         )
     mask = model_kwargs.get("attention_mask")
     columns = ids.shape[1] if (embedded := model_kwargs.get("inputs_embeds")) is None else embedded.shape[1]
     whole = getattr(config, "_mask_length", columns) if mask is None else mask.shape[1]
     if filled_cache(model_kwargs) is not None and whole != columns:
         raise InvalidInput(
-            f"past_key_values holds a part of the {whole} tokens of attention_mask, and {columns} were given; "
-            "give the whole text as input_ids."
+            f"past_key_values holds a part of the {whole} tokens of attention_mask, and {columns} were "
+            "given; give the whole text as input_ids."
         )
     given = {name: value for name, value in call.arguments.items() if not hasattr(config, name)}
-    prompt = ModelPrompt(ids, dict(model_kwargs), given, placeholders_of(model))
+    prompt = ModelPrompt(ids, dict(model_kwargs), given, placeholders_of(model), type(model))
     prompt.check()
     return prompt
 

@@ -49,7 +49,7 @@ class ReadsPrompts(Protocol):
                 what the model's own decoding gives.
         """
         raise UnsupportedModel(
-            f"{type(self).__name__} only reads tokens; give the prompt as token ids, or load the model itself."
+            f"{type(self).__name__} only reads tokens; give the prompt as token ids, or load the model."
         )
 
     def take_over(self, cache: Any, lengths: Sequence[int]) -> None:

@@ -49,7 +49,7 @@ class Drafter(Protocol):
         Default: the drafter reads the words, that is, the tokens without placeholders of images, videos or
         sound, and of embeddings nothing. The law of the text does not depend on it.
         """
-        self.prefill(words_of(prompt, rows))
+        self.prefill(words_of(prompt, rows, vocab_size=self.vocab_size))
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         """Forget these rows, or all of them; never raises for a row that it does not have."""

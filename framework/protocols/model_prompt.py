@@ -31,12 +31,14 @@ class ModelPrompt:
         inputs: keyword arguments of the forward, as `generate()` of the model has them before its first step.
         given: keyword arguments of the call, for a draft model of the same family, which prepares its own.
         placeholders: tokens that stand for images, videos or sound.
+        family: class of the model that is to read them; None where that is not known.
     """
 
     ids: Tensor
     inputs: Mapping[str, Any]
     given: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
     placeholders: frozenset[int] = frozenset()
+    family: type | None = None
 
     @classmethod
     def of(cls, model: Any, input_ids: Tensor | None = None, **inputs: Any) -> ModelPrompt:
@@ -50,6 +52,7 @@ class ModelPrompt:
         Raises:
             InvalidInput: inputs that `generate()` of this model refuses; the message is its own.
         """
+        given = inputs if input_ids is None else {"input_ids": input_ids, **inputs}
         caught: list[tuple[Tensor, dict[str, Any]]] = []
 
         def catch(_: Any, ids: Tensor, **prepared: Any) -> Tensor:
@@ -60,7 +63,7 @@ class ModelPrompt:
 
         try:
             # It prepares the inputs and leaves all else to the loop, which only looks at them.
-            model.generate(input_ids, custom_generate=catch, max_new_tokens=1, do_sample=False, **inputs)
+            model.generate(**given, custom_generate=catch, max_new_tokens=1, do_sample=False)
         except (TypeError, ValueError) as error:
             said = " ".join(str(error).split())[:200].rstrip(".")
             raise InvalidInput(
@@ -68,15 +71,14 @@ class ModelPrompt:
                 "processor returns."
             ) from error
         ((ids, prepared),) = caught
-        given = inputs if input_ids is None else {"input_ids": input_ids, **inputs}
-        return cls(ids, prepared, given, placeholders_of(model))
+        return cls(ids, prepared, given, placeholders_of(model), type(model))
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def mask(self) -> Tensor | None:
-        """Returns the attention mask `[rows, columns]` over all that the model reads, or None without padding."""
+        """Returns the attention mask `[rows, columns]` over all that the model reads; None: no padding."""
         mask = self.inputs.get("attention_mask")
         return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
 
@@ -109,6 +111,20 @@ class ModelPrompt:
     def words(self) -> list[list[int]]:
         """Returns the tokens of every row without padding and without placeholders."""
         return [[token for token in text if token not in self.placeholders] for text in self.texts]
+
+    def read_by(self, model: Any) -> ModelPrompt:
+        """Returns the same prompts for a second model of the same class.
+
+        Raises:
+            InvalidInput: embeddings or a cache, which mean nothing to another model, or other inputs that
+                this model does not take.
+        """
+        if unread := {"inputs_embeds", "mm_encoder_outputs", "cache", "past_key_values"} & self.given.keys():
+            raise InvalidInput(f"{', '.join(sorted(unread))} can only be read by the target; give token ids.")
+        own = ModelPrompt.of(model, **{"input_ids": self.ids, **self.given})
+        if own.ids.shape != self.ids.shape:
+            raise InvalidInput(f"{len(own)} rows were given for {len(self)} texts; repeat them for each.")
+        return own
 
     @property
     def rows(self) -> list[PromptRow]:
@@ -163,6 +179,30 @@ def placeholders_of(model: Any) -> frozenset[int]:
     )
 
 
-def words_of(prompt: ModelPrompt, rows: Sequence[int]) -> list[Tensor]:
-    """Returns the words of these rows as int64 vectors."""
-    return [torch.tensor(prompt.words[row], dtype=torch.int64) for row in rows]
+def words_of(prompt: ModelPrompt, rows: Sequence[int], *, vocab_size: int) -> list[Tensor]:
+    """Returns the words of these rows as int64 vectors; tokens outside of a vocabulary are 0."""
+    return [_vector(prompt.words[row], vocab_size) for row in rows]
+
+
+def filled_words(
+    prompt: ModelPrompt, rows: Sequence[int], *, lengths: Sequence[int], vocab_size: int
+) -> list[Tensor]:
+    """Returns one token for each column of these rows, for drafters that read the target's features of all.
+
+    Placeholders stay; columns without a token, as those of embeddings, and unknown tokens are 0.
+
+    Args:
+        prompt: that the target has read.
+        rows: of the prompt.
+        lengths: columns that the target holds of each of these rows.
+        vocab_size: tokens that the drafter knows.
+    """
+    texts = [prompt.texts[row] for row in rows]
+    return [
+        _vector([0] * (length - len(text)) + text[max(len(text) - length, 0) :], vocab_size)
+        for text, length in zip(texts, lengths, strict=True)
+    ]
+
+
+def _vector(tokens: Sequence[int], vocab_size: int) -> Tensor:
+    return torch.tensor([token if 0 <= token < vocab_size else 0 for token in tokens], dtype=torch.int64)

@@ -43,7 +43,9 @@ def test_a_wrapped_generate_tells_as_much(times, named, monkeypatch):
         model("llama").generate(IDS, **options, assistant_model=draft(), custom_generate=loop())
     embeddings = {"inputs_embeds": model("llama").get_input_embeddings()(IDS) * 2}
     expected = model("llama").generate(IDS, **options, **embeddings)
-    assert torch.equal(model("llama").generate(IDS, **options, **embeddings, custom_generate=loop()), expected)
+    assert torch.equal(
+        model("llama").generate(IDS, **options, **embeddings, custom_generate=loop()), expected
+    )
 
 
 @pytest.mark.parametrize("told", [True, False])

@@ -260,3 +260,50 @@ def test_a_kind_of_prompt_is_compared_once(monkeypatch, speculative):
     ids = torch.tensor([[3, 4, VOCAB - 1]])
     model.generate(inputs_embeds=model.get_input_embeddings()(ids), **PLAIN, custom_generate=speculative)
     assert len(calls) == 2
+
+
+def told(loop, seen, name="prefill"):
+    """Notes what the loop's drafter is to read."""
+    drafter = loop.drafter
+    original = getattr(drafter, name)
+
+    def noting(*args):
+        seen.append(args)
+        return original(*args)
+
+    return drafter, name, noting
+
+
+def test_a_draft_of_text_reads_the_words_around_the_images(monkeypatch):
+    model, seen = made("llava"), []
+    loop = custom_generate(drafter=tiny(), **strategies())
+    monkeypatch.setattr(*told(loop, seen))
+    model.generate(**pictured("llava"), **PLAIN, custom_generate=loop)
+    (((first, second),),) = seen
+    assert first.tolist() == [3, 7, 8, 9]
+    assert second.tolist() == [11, 4]
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl", "gemma3"])
+def test_a_draft_of_the_same_family_reads_the_images(kind):
+    """A draft with the target's own weights is right at every node only if it saw what the target saw."""
+    model = made(kind)
+    chain = {"policy": Chain(5), "draft_sampling": SamplingParams(temperature=0)}
+    loop = custom_generate(drafter=made(kind), verifier=RecursiveRejection(), **chain)
+    asked = {"return_dict_in_generate": True, "eos_token_id": None}
+    plain = model.generate(**pictured(kind), **PLAIN, eos_token_id=None)
+    ours = model.generate(**pictured(kind), **PLAIN, **asked, custom_generate=loop)
+    assert torch.equal(ours.sequences, plain)
+    assert len(ours.statistics.history) == 4  # one token with the prompt, then six at a time
+
+
+def test_a_draft_of_the_same_class_that_cannot_read_the_images_reads_the_words(caplog):
+    model = made("llava")
+    torch.manual_seed(4)
+    other = KINDS["llava"]()
+    other.config.vision_config.image_size = 42
+    other = randomised(type(other)(other.config))
+    loop = custom_generate(drafter=other, **strategies())
+    plain = model.generate(**pictured("llava"), **PLAIN)
+    assert torch.equal(model.generate(**pictured("llava"), **PLAIN, custom_generate=loop), plain)
+    assert "reads only the words of this prompt" in caplog.text
