@@ -24,15 +24,16 @@ Form = Callable[[Any, torch.Generator], Iterator[Inputs]]
 IMAGE, VIDEO, SOUND, MARK = VOCAB - 6, VOCAB - 5, VOCAB - 4, VOCAB - 3
 """Tokens that stand for a part of an image, a video or sound, and one that marks where these begin or end."""
 
-GIVEN: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(["gemma3", "shieldgemma2"], {"mm_tokens_per_image": 4}),
-    "aria": {"projector_patch_to_query_dict": {49: 8}},
-    **dict.fromkeys(
-        ["llava_next", "llava_next_video", "llava_onevision", "granite4_vision"],
+SMALL_IMAGES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("gemma3 shieldgemma2", {"mm_tokens_per_image": 4}),
+    ("aria", {"projector_patch_to_query_dict": {49: 8}}),
+    (
+        "llava_next llava_next_video llava_onevision",
         {"image_grid_pinpoints": [[224, 448]], "vision_aspect_ratio": "anyres"},
     ),
-    "vipllava": {"vision_feature_layers": [-1, -2]},
-}
+    ("vipllava", {"vision_feature_layers": [-1, -2]}),
+)
+GIVEN = {family: options for families, options in SMALL_IMAGES for family in families.split()}
 """What a family's configuration has to say besides, so that small images are read."""
 
 _PLACEHOLDER = re.compile(r"(image|img|video|audio|speech|vision|sound|media)\w*_token(_id|_index)?$")
@@ -51,7 +52,7 @@ def build_pictured(family: str, *, reach: int) -> Any:
     model = build(family, reach=reach, classes=classes, more=GIVEN.get(family))
     owned = [getattr(part, "config", None) for part in model.modules()]
     whole = [config for config in owned if isinstance(config, hf.PreTrainedConfig)]
-    for config in {id(one): one for config in whole for one in (config, *_parts(config))}.values():
+    for config in {id(one): one for every in whole for one in (every, *_parts(every))}.values():
         for name in ("vision_start_token_id", "vision_end_token_id"):
             if not isinstance(getattr(config, name, None), int):
                 setattr(config, name, MARK)

@@ -30,7 +30,7 @@ from draftwood.integrations.generate_inputs import prompt_of
 from draftwood.integrations.generate_options import limits, refuse_unserved
 from draftwood.integrations.inner_outputs import inner_outputs
 from draftwood.laws.randomness import row_seeds
-from draftwood.protocols import Drafter, TreePolicy, Verifier, policy_states, registry
+from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier, policy_states, registry
 from draftwood.protocols.model_prompt import ModelPrompt
 from draftwood.protocols.named_heads import NamedHead
 
@@ -99,6 +99,11 @@ class CustomGenerate:
 
     def __attrs_post_init__(self) -> None:
         watch(type(self))
+
+    @property
+    def target(self) -> StateBackend | None:
+        """The backend of the model of the last call; None before the first."""
+        return None if self._decoder is None else self._decoder.target
 
     def generate(self, model: Any, inputs: Tensor | None = None, **arguments: Any) -> Any:
         """Calls `model.generate` with these arguments and this loop, and returns what it returns.
