@@ -116,6 +116,13 @@ def read_prompt(
         found, output = reader.read(inputs)
     rows = len(prompt)
     step = forward.next(output, torch.zeros(rows, dtype=torch.int64))
+    read = step["inputs_embeds"] if step.get("input_ids") is None else step["input_ids"]
+    if read.shape[1] != 1:
+        raise UnsupportedModel(
+            f"generate() of {type(module).__name__} reads {read.shape[1]} columns for every new token after "
+            "this prompt, as where PEFT puts learnt tokens before each of them; decode without "
+            "custom_generate=."
+        )
     columns = _columns(forward.cache, otherwise=prompt.columns)
     if not columns:
         raise UnsupportedModel(

@@ -36,8 +36,8 @@ class PicturedFinding:
     Attributes:
         family: transformers' `model_type`.
         model: the class; empty where it could not be built.
-        result: "served", "refused", "differs", "not built", "no prompt", "not read" or "encoder-decoder"; no
-            prompt: in no form of images or sound that is tried the model makes features; not read:
+        result: "served", "refused", "differs", "not built", "no prompt", "not read", "not finished" or
+            "encoder-decoder"; no prompt: in no form of images or sound that is tried the model makes features; not read:
             `generate()` itself refuses the prompt.
         backend: the class of the backend.
         reads: the inputs besides text.
@@ -77,7 +77,7 @@ def pictured(
         output.unlink(missing_ok=True)
 
     def written() -> Iterator[PicturedFinding]:
-        for finding in each(chosen, look, PicturedFinding, limit=limit, jobs=jobs):
+        for finding in each(chosen, look, _unfinished, limit=limit, jobs=jobs):
             write(output, finding, command="pictured")
             yield finding
 
@@ -130,6 +130,10 @@ def _text(model: Any, inputs: dict[str, Any], **options: Any) -> Any:
     return model.generate(
         **inputs, max_new_tokens=NEW, do_sample=False, pad_token_id=0, eos_token_id=None, **options
     )
+
+
+def _unfinished(family: str, *, result: str, reason: str) -> PicturedFinding:
+    return PicturedFinding(family, result="not finished", reason=reason)
 
 
 def _said(error: Exception) -> str:

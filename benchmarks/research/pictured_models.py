@@ -101,7 +101,7 @@ def _images(model: Any, chance: torch.Generator) -> Iterator[Inputs]:
     """Images as arrays of pixels."""
     eye = _eye(model)
     channels = _number(eye, "num_channels", *_CHANNELS, otherwise=3)
-    for size in dict.fromkeys((_number(eye, "image_size", otherwise=28), *_SIZES)):
+    for size in dict.fromkeys((*_SIZES, _number(eye, "image_size", otherwise=28))):
         if size > 1024:
             continue
         pixels = torch.randn(2, channels, size, size, generator=chance)

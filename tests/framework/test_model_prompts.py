@@ -314,3 +314,18 @@ def test_a_draft_of_the_same_class_that_cannot_read_the_images_reads_the_words(c
         ours = model.generate(**pictured("llava"), **PLAIN, custom_generate=loop)
     assert torch.equal(ours, plain)
     assert "reads only the words of this prompt" in caplog.text
+
+
+def test_learnt_tokens_of_peft():
+    """Prefix tuning fills a cache; prompt tuning is put before every new token by PEFT as installed here."""
+    peft = pytest.importorskip("peft")
+    base = tiny(hf.GPT2Config, n_layer=2, n_head=4, n_embd=32)
+    ids = torch.tensor([[3, 4, 9, 8], [4, 8, 4, 11]])
+    loop = custom_generate(drafter=tiny(), **strategies())
+    options = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 4}
+    prefixed = peft.get_peft_model(base, peft.PrefixTuningConfig(**options)).eval()
+    plain = prefixed.generate(input_ids=ids, **PLAIN)
+    assert torch.equal(prefixed.generate(input_ids=ids, **PLAIN, custom_generate=loop), plain)
+    prompted = peft.get_peft_model(tiny(), peft.PromptTuningConfig(**options)).eval()
+    with pytest.raises(UnsupportedModel, match="reads 5 columns for every new token"):
+        prompted.generate(input_ids=ids, **PLAIN, custom_generate=loop)
