@@ -128,7 +128,7 @@ class PackedBackend(PackedPasses):
         )
 
     def _append(self, cache: Any, lengths: Sequence[int]) -> None:
-        """Write what a cache holds of new rows into slots of their own."""
+        """Write the cached keys and values of new rows into new slots."""
         have, more, longest = len(self._rows), len(lengths), max(lengths, default=0)
         pieces = given_keys(cache, lengths)
         self._make_room(have + more, text=longest, stop=longest)

@@ -1,4 +1,4 @@
-"""Whether passes behind a prompt of more than tokens give what the model's own decoding gives there.
+"""A check that passes after a prompt of more than tokens give what the model's own decoding gives.
 
 What `load` finds out on words says nothing of images: a model may give later tokens positions, embeddings or
 masks that follow from them. So the first prompt of each kind is read once more by the plain model, which then
@@ -59,7 +59,7 @@ def check_behind(backend: StateBackend, prompt: ModelPrompt, logits: Tensor) -> 
     if not off <= most:
         backend.release(range(have, have + len(prompt)))
         raise UnsupportedModel(
-            f"Behind a prompt with {', '.join(_names(prompt)) or 'these inputs'}, passes of "
+            f"After a prompt with {', '.join(_names(prompt)) or 'these inputs'}, passes of "
             f"{type(model).__name__} differ from its own decoding by {off:.2g} of the logits' spread, "
             f"more than {most:.2g}; decode without custom_generate=."
         )
@@ -67,7 +67,7 @@ def check_behind(backend: StateBackend, prompt: ModelPrompt, logits: Tensor) -> 
 
 
 def _difference_behind(backend: StateBackend, model: Any, prompt: ModelPrompt, first: Tensor) -> float:
-    """The largest difference of the logits of a tree behind the prompt, over their spread."""
+    """Returns the largest difference of the logits of a tree after the prompt, over their spread."""
     rows, vocab = len(prompt), backend.vocab_size
     have = len(backend.lengths) - rows
     root, aside, child, grandchild = [(13 * number + 7) % vocab for number in range(4)]
@@ -99,7 +99,7 @@ def _names(prompt: ModelPrompt) -> list[str]:
 
 
 def _kind(prompt: ModelPrompt) -> Any:
-    """What makes two prompts alike: their inputs by name, with the dimensions of tensors."""
+    """Returns what makes two prompts alike: their inputs by name, with the dimensions of tensors."""
     dims = {
         (name, prompt.inputs[name].dim() if isinstance(prompt.inputs[name], Tensor) else 0)
         for name in _names(prompt)

@@ -19,10 +19,10 @@ from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.decoding.given_cache import filled_cache
 from draftwood.protocols.model_prompt import ModelPrompt
 
-# One value for each token, of which `generate()` makes those of new tokens.
+# One value for each token; `generate()` makes the values of new tokens.
 _BY_TOKEN = frozenset({"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"})
 _TEXT_IS_ZERO = _BY_TOKEN - {"token_type_ids"}
-"""Those that say 0 of a token of text, which is what a pass over text assumes."""
+"""Names of inputs that are 0 for a token of text, which a pass over text assumes."""
 
 
 @attrs.frozen(eq=False)
@@ -174,7 +174,7 @@ def _padding(mask: Tensor | None, rows: int, columns: int) -> list[int]:
 
 
 def _row_inputs(step: Mapping[str, Any], *, columns: int, lengths: list[int]) -> RowInputs:
-    """What later passes are given, from the inputs of the step after the prompt."""
+    """Returns the inputs of later passes, from the inputs of the step after the prompt."""
     rows, held = len(lengths), np.array(lengths, np.int64)
     positions = step.get("position_ids")
     if positions is None:

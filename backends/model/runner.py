@@ -35,7 +35,7 @@ class Runner(Protocol):
       `inputs.above` on. A backend forgets nodes by writing over them, and a commit moves slots itself.
     - Buffers are made when a first pass has shown what layers keep. Let `AsItIs` run that pass. It can also
       run the passes over prompts, whose `inputs.texts` is not None, those that `ModelPass.reader` takes
-      features from, and those of rows that are given more than tokens, for which `inputs.more_than_tokens`.
+      features from, and passes whose rows are given more than tokens (`inputs.more_than_tokens`).
 
     Laws: `run` gives what `AsItIs.run` gives, up to rounding. A call that raises leaves all slots before
     `inputs.start` as they were. A runner need not look for changes of the model: a backend whose model has

@@ -20,7 +20,7 @@ class RowInputs:
 
     Attributes:
         shift: int64 `[rows]` or `[axes, rows]`: the position of a row's next token, less the number of its
-            committed tokens. Positions of several axes are those of time, height and width.
+            committed tokens. Several axes are time, height and width.
         constants: by name, `[rows, 1]` for one value for each token, or `[rows, ...]` as it is.
     """
 
@@ -29,7 +29,7 @@ class RowInputs:
 
     @classmethod
     def plain(cls, rows: int) -> RowInputs:
-        """Those of rows that only hold tokens."""
+        """Returns the inputs of rows that only hold tokens."""
         return cls(np.zeros(rows, np.int64))
 
     @property
@@ -39,11 +39,11 @@ class RowInputs:
 
     @property
     def runs_captured(self) -> bool:
-        """Whether a pass over them has no inputs but those of plain rows."""
+        """Whether a pass over them has the same kinds of inputs as one over plain rows."""
         return not self.constants and self.shift.ndim == 1
 
     def keep(self, rows: Sequence[int]) -> RowInputs | None:
-        """Those of these rows, in this order; None where they say no more than the tokens."""
+        """Returns the inputs of these rows, in this order; None where they say no more than the tokens."""
         kept = RowInputs(
             self.shift[..., list(rows)],
             {name: value[list(rows)] for name, value in self.constants.items()},
@@ -51,7 +51,7 @@ class RowInputs:
         return None if kept.is_plain else kept
 
     def joined(self, more: RowInputs) -> RowInputs:
-        """Those of these rows and then of `more`.
+        """Returns the inputs of these rows, followed by `more`.
 
         Raises:
             InvalidInput: only some of the rows have constants, which one pass cannot give.
@@ -60,7 +60,7 @@ class RowInputs:
             names = ", ".join(sorted(self.constants.keys() | more.constants.keys()))
             raise InvalidInput(
                 f"Some rows are read with {names} and others without, which one pass cannot do; write them "
-                "in calls of their own."
+                "in separate calls."
             )
         axes = max(self.shift.shape[:-1], more.shift.shape[:-1], key=len)
         shifts = [np.broadcast_to(one.shift, (*axes, one.shift.shape[-1])) for one in (self, more)]

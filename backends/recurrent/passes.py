@@ -69,7 +69,7 @@ class Text:
     Attributes:
         counts: how many of the pass are text, int64 `[rows]`; the others are padding behind it.
         whole: whether all are.
-        padded_left: whether the pass has the padding before the text instead; layers see it behind.
+        padded_left: whether the pass has the padding before the text instead; layers see it after the text.
     """
 
     def __init__(

@@ -36,9 +36,9 @@ class PicturedFinding:
     Attributes:
         family: transformers' `model_type`.
         model: the class; empty where it could not be built.
-        result: "served", "refused", "differs", "not built", "no prompt", "not read", "not finished" or
-            "encoder-decoder"; no prompt: in no form of images or sound that is tried the model makes features; not read:
-            `generate()` itself refuses the prompt.
+        result: "served", "refused", "differs", "not built", "not finished" or "encoder-decoder"; "no prompt":
+            in no form of images or sound that is tried the model makes features; "not read": `generate()`
+            itself refuses the prompt.
         backend: the class of the backend.
         reads: the inputs besides text.
         rows: rows whose greedy text is that of `generate()`, of two rows that differ in text and image.
@@ -64,7 +64,7 @@ def pictured(
         Path, typer.Option(help="The table; if families are named, only their lines are made anew.")
     ] = TABLE,
 ) -> None:
-    """Compare texts after images or sound with those of transformers' own `generate()`, family by family.
+    """Compare texts after images or sound with the texts of transformers' own `generate()`, family by family.
 
     \b
     Examples:

@@ -34,7 +34,7 @@ SMALL_IMAGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("vipllava", {"vision_feature_layers": [-1, -2]}),
 )
 GIVEN = {family: options for families, options in SMALL_IMAGES for family in families.split()}
-"""What a family's configuration has to say besides, so that small images are read."""
+"""Further options of a family's configuration, so that small images are read."""
 
 _PLACEHOLDER = re.compile(r"(image|img|video|audio|speech|vision|sound|media)\w*_token(_id|_index)?$")
 _SIZES = (28, 32, 56, 64, 112, 224)
@@ -187,13 +187,13 @@ def pictured_prompt(model: Any, *, seed: int = 0) -> Inputs | None:
                     if len(counts) == 2 and min(counts):
                         return _with_text(model, inputs, counts, token)
     if "pixel_values" in inspect.signature(model.forward).parameters and not _encoders(model, "image"):
-        # Images that stand before the text, and not in it.
+        # Images that come before the text, and not in it.
         return _with_text(model, next(_images(model, torch.Generator().manual_seed(seed))), [0, 0], IMAGE)
     return None
 
 
 def _features(encode: Any, inputs: Inputs) -> list[int]:
-    """How many features the model makes of each image or sound; none where it does not take this form."""
+    """Returns the features of each image or sound by number; nothing in a form that is not taken."""
     more = {"return_dict": True} if "kwargs" in inspect.signature(encode).parameters else {}
     try:
         with torch.no_grad():

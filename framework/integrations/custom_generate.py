@@ -258,7 +258,7 @@ class CustomGenerate:
 
         Args:
             model: the target.
-            by_forward: whether its own forward reads the prompt. Then trees behind the prompt are checked
+            by_forward: whether its own forward reads the prompt. Then trees after the prompt are checked
                 there, and a model that reads text otherwise than it decodes is not refused for that.
         """
         structure = ModelKey.of(model).structure, by_forward

@@ -189,7 +189,7 @@ def filled_words(
 ) -> list[Tensor]:
     """Returns one token for each column of these rows, for drafters that read the target's features of all.
 
-    Placeholders stay; columns without a token, as those of embeddings, and unknown tokens are 0.
+    Placeholders stay; columns without a token, such as embeddings, and unknown tokens are 0.
 
     Args:
         prompt: that the target has read.

@@ -190,7 +190,7 @@ class MedusaHeads(DepthMarginals):
         super().prefill(rows)
 
     def prefill_prompt(self, prompt: ModelPrompt, rows: Sequence[int]) -> None:
-        # Features are those of all columns, images and embeddings among them.
+        # The target has features of all columns, images and embeddings among them.
         lengths = self.target.lengths[len(self._hidden) :]
         self.prefill(filled_words(prompt, rows, lengths=lengths, vocab_size=self.vocab_size))
 

@@ -73,7 +73,7 @@ class PairDrafter(Drafter):
         self._rows.join([row.tolist() for row in rows], states[held:])
 
     def prefill_prompt(self, prompt: ModelPrompt, rows: Sequence[int]) -> None:
-        # Features are those of all columns, images and embeddings among them.
+        # The target has features of all columns, images and embeddings among them.
         lengths = self.target.lengths[len(self._rows) :]
         self.prefill(filled_words(prompt, rows, lengths=lengths, vocab_size=self.vocab_size))
 
