@@ -32,6 +32,7 @@ from benchmarks.research.heads import heads
 from benchmarks.research.level import level
 from benchmarks.research.optimum import optimum
 from benchmarks.research.overlaps import overlaps
+from benchmarks.research.pictured import pictured
 from benchmarks.research.recipes import recipes
 from benchmarks.research.retokenised import retokenised
 from benchmarks.research.samples import samples
@@ -76,6 +77,7 @@ for measurement in (
     level,
     optimum,
     overlaps,
+    pictured,
     recipes,
     retokenised,
     samples,

@@ -51,6 +51,7 @@ from draftwood.laws.set_laws import FixedTimeSet
 from draftwood.methods.recipe import Recipe
 from draftwood.methods.tuned_method import TunedMethod, read_tuned
 from draftwood.protocols import BatchPolicy, Drafter, LearningPolicy, StateBackend, TreePolicy, Verifier
+from draftwood.protocols.model_prompt import ModelPrompt, PromptRow
 from draftwood.protocols.registry import create, load
 from draftwood.trees.growth import WAIT, Growing, Growth, Wait
 from draftwood.trees.level_plan import LevelPlan, Levels
@@ -87,10 +88,12 @@ __all__ = [
     "LearningPolicy",
     "LevelPlan",
     "Levels",
+    "ModelPrompt",
     "Opening",
     "OutOfMemory",
     "Outcome",
     "PerChild",
+    "PromptRow",
     "Proposal",
     "QueuedText",
     "Randomness",

@@ -7,16 +7,44 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers import cache_utils
+from transformers.cache_utils import (
+    Cache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+)
 
 from draftwood.base.errors import InvalidInput
 
+# Layers whose keys are read; transformers' lowest supported version lacks some of these classes.
+_KEYS = frozenset(
+    {DynamicLayer, DynamicSlidingWindowLayer}
+    | {
+        getattr(cache_utils, name)
+        for name in (
+            "StaticLayer",
+            "StaticSlidingWindowLayer",
+            "LinearAttentionAndFullAttentionLayer",
+            "LinearAttentionAndSlidingWindowAttentionLayer",
+        )
+        if hasattr(cache_utils, name)
+    }
+)
+_NO_KEYS = frozenset(
+    getattr(cache_utils, name)
+    for name in ("LinearAttentionLayer", "DummyLayer")
+    if hasattr(cache_utils, name)
+)
 
-def given_keys(cache: Any, lengths: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+
+def given_keys(cache: Any, lengths: Sequence[int]) -> list[tuple[Tensor, Tensor] | None]:
     """Returns keys and values `[rows, kv_heads, longest, head_dim]` of every layer, rows from slot 0 on.
 
+    A layer without attention has None.
+
     Args:
-        cache: a `DynamicCache` of a batch that is padded on the left.
+        cache: dynamic or static, of a batch that is padded on the left.
         lengths: tokens of every row, which stand in its last columns.
 
     Raises:
@@ -25,34 +53,45 @@ def given_keys(cache: Any, lengths: Sequence[int]) -> list[tuple[Tensor, Tensor]
     name = type(cache).__name__
     if not isinstance(cache, Cache):
         raise InvalidInput(f"past_key_values is a {name}; give a DynamicCache.")
-    columns, longest = cache.get_seq_length(), max(lengths, default=0)
+    layers: Sequence[Any] = cache.layers
+    columns = next((int(layer.get_seq_length()) for layer in layers if _attends(layer)), 0)
+    longest = max(lengths, default=0)
     # Slot i of a row is its column `columns - length + i`; what follows a shorter row is padding.
     first = torch.tensor([columns - length for length in lengths])
     column = (first[:, None] + torch.arange(longest)).clamp_(max=max(columns - 1, 0))
-    pieces = []
-    layers: Sequence[Any] = cache.layers
+    pieces: list[tuple[Tensor, Tensor] | None] = []
     for number, layer in enumerate(layers):
         kind = type(layer)
-        if kind not in (DynamicLayer, DynamicSlidingWindowLayer):
+        if kind not in (*_KEYS, *_NO_KEYS):
             raise InvalidInput(
                 f"Layer {number} of past_key_values is a {kind.__name__}, which is not read; give a "
                 "DynamicCache of attention layers, or leave it out."
             )
-        keys, values = layer.keys, layer.values
-        if keys is None or values is None or layer.get_seq_length() != columns:
+        if not _attends(layer):
+            pieces.append(None)
+            continue
+        keys, values, read = layer.keys, layer.values, int(layer.get_seq_length())
+        if keys is None or values is None or read != columns:
             raise InvalidInput(
-                f"Layer {number} of past_key_values has read {layer.get_seq_length()} tokens and the first "
-                f"one {columns}; leave it out."
+                f"Layer {number} of past_key_values has read {read} tokens and the first one {columns}; "
+                "leave it out."
             )
         if len(keys) != len(lengths):
             raise InvalidInput(
                 f"past_key_values holds {len(keys)} rows and {len(lengths)} were given; give one text for "
                 "each."
             )
-        # A window has dropped columns that no later token sees.
-        held = column - (columns - keys.shape[2])
-        pieces.append((_picked(keys, held), _picked(values, held)))
+        # A static layer has room for columns to come. A window has dropped columns that no later token sees.
+        held = min(columns, keys.shape[2])
+        index = column - (columns - held)
+        pieces.append((_picked(keys[:, :, :held], index), _picked(values[:, :, :held], index)))
     return pieces
+
+
+def _attends(layer: Any) -> bool:
+    """Returns whether a layer of a cache keeps keys and values; one of both kinds only if it has any."""
+    mixes = isinstance(layer, LinearAttentionCacheLayerMixin)
+    return type(layer) in _KEYS and not (mixes and layer.keys is None)
 
 
 def _picked(states: Tensor, index: Tensor) -> Tensor:

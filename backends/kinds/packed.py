@@ -12,17 +12,23 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from transformers import DynamicCache
 
 from draftwood.backends.kinds.given_keys import given_keys
 from draftwood.backends.model.features import Pieces, Through
+from draftwood.backends.model.prompt_check import check_behind
+from draftwood.backends.model.prompt_reading import read_prompt
 from draftwood.backends.nodes import validation
 from draftwood.backends.nodes.heavy_paths import in_heavy_paths
 from draftwood.backends.nodes.region import Accepted, Region
+from draftwood.backends.nodes.row_inputs import joined_inputs
 from draftwood.backends.passes.captured_levels import widths_that_pay
 from draftwood.backends.passes.packed_passes import PackedPasses, PackedRow
 from draftwood.backends.structure.forward import guarded_pass
 from draftwood.base.errors import InvalidInput, UnsupportedModel
+from draftwood.decoding.given_cache import filled_cache
 from draftwood.kernels.transfer import sent
+from draftwood.protocols.model_prompt import ModelPrompt
 from draftwood.trees.level_plan import LevelPlan, Levels
 from draftwood.trees.reading import read_chains
 
@@ -73,22 +79,65 @@ class PackedBackend(PackedPasses):
         """
         self._check_no_nodes()
         if self._states is not None or self._reader is not None:
-            what = "recurrent layers" if self._states is not None else "a drafter that reads its features"
-            raise UnsupportedModel(
-                f"{type(self.model).__name__} has {what}, so past_key_values is not read; leave it out."
-            )
+            states = self._states is not None
+            raise self._unread_cache("recurrent layers" if states else "a drafter that reads its features")
         validation.check_lengths(lengths, longest=self.max_length)
-        have, more, longest = len(self._rows), len(lengths), max(lengths, default=0)
+        have, more = len(self._rows), len(lengths)
+        given = joined_inputs(self._given, have, None, more)
         with guarded_pass(have + more):
-            pieces = given_keys(cache, lengths)
-            self._make_room(have + more, text=longest, stop=longest)
-            self._cache.write(have, have + more, start=0, stop=longest)
-            for layer, (keys, values) in enumerate(pieces):
-                self._cache.update(keys, values, layer)
-            self._cache.settle(slots=longest)
-            self._runner.joined(have + more)
+            self._append(cache, lengths)
             self._region = Region.empty(have + more)
+        self._given = given
         self._hold([*self._rows, *[PackedRow(length) for length in lengths]])
+
+    def read_prompt(self, prompt: ModelPrompt) -> Float[Tensor, "rows vocab"]:
+        """Append rows that the model's own forward reads, as `StateBackend.read_prompt` says.
+
+        Raises:
+            InvalidInput: inputs that the model refuses, a mask with holes, a row beyond `max_length`.
+            OutOfMemory: the rows do not fit; those that were there are as they were.
+            UnsupportedModel: later passes after such a prompt do not give what `generate()` would.
+        """
+        self._check_no_nodes()
+        have, more, states = len(self._rows), len(prompt), self._states
+        with guarded_pass(have + more):
+            if states is not None:
+                if filled_cache(prompt.inputs) is not None:
+                    raise self._unread_cache("recurrent layers")
+                states.begin()
+                states.prefill(prompt.lengths, prompt.columns, self.device, padded_left=True)
+            read = read_prompt(
+                self._module, prompt, DynamicCache(config=self.model.config), reader=self._reader
+            )
+            validation.check_lengths(read.lengths, longest=self.max_length)
+            given = joined_inputs(self._given, have, read.inputs.keep(range(more)), more)
+            self._append(read.cache, read.lengths)
+            if states is not None:
+                states.settle(states.joined(have, more))
+            self._region = Region.empty(have + more)
+        self._given = given
+        rows = zip(read.lengths, read.features, strict=True)
+        new = [PackedRow(length, fresh=False, features=features) for length, features in rows]
+        self._hold([*self._rows, *new])
+        check_behind(self, prompt, read.logits)
+        return read.logits
+
+    def _unread_cache(self, what: str) -> UnsupportedModel:
+        return UnsupportedModel(
+            f"{type(self.model).__name__} has {what}, so past_key_values is not read; leave it out."
+        )
+
+    def _append(self, cache: Any, lengths: Sequence[int]) -> None:
+        """Write the cached keys and values of new rows into new slots."""
+        have, more, longest = len(self._rows), len(lengths), max(lengths, default=0)
+        pieces = given_keys(cache, lengths)
+        self._make_room(have + more, text=longest, stop=longest)
+        self._cache.write(have, have + more, start=0, stop=longest)
+        for layer, piece in enumerate(pieces):
+            if piece is not None:
+                self._cache.update(*piece, layer)
+        self._cache.settle(slots=longest)
+        self._runner.joined(have + more)
 
     def _make_room(self, rows: int, *, text: int, stop: int) -> None:
         """Have buffers for so many rows with texts of up to `text` tokens, and for `stop` slots at first."""
@@ -106,6 +155,7 @@ class PackedBackend(PackedPasses):
         texts = validation.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
         self._check_no_nodes()
         have, more = len(self._rows), len(texts)
+        given = joined_inputs(self._given, have, None, more)
         first: dict[int, Tensor] = {}
         if not texts:
             return self._stacked(first)
@@ -127,6 +177,7 @@ class PackedBackend(PackedPasses):
             if states is not None:
                 states.settle(states.joined(have, more))
             self._region = Region.empty(have + more)
+        self._given = given
         # The root of a row whose prompt was scored is the first written token, and none of the prompt.
         new = [PackedRow(lengths[row], fresh=not scored, features=features[row]) for row in range(more)]
         self._hold([*self._rows, *new])
@@ -151,6 +202,7 @@ class PackedBackend(PackedPasses):
             if self._states is not None:
                 self._states.keep(keep)
             self._uncommitted = [states[keep] for states in self._uncommitted]
+            self._given = self._given.keep(keep) if self._given is not None and keep else None
         self._hold([self._rows[row] for row in keep])
 
     def read(self, rows: Sequence[Sequence[int]]) -> Float[Tensor, "rows vocab"]:
@@ -224,6 +276,8 @@ class PackedBackend(PackedPasses):
         as its width.
         """
         if not self._runner.grows or self._region.counts.any() or not self._rows:
+            return None
+        if self._given is not None:  # their positions are not what their windows are counted by
             return None
         tokens, parents, valid = validation.padded_nodes(
             tokens, parents, None, have=self._region.counts, vocab=self.vocab_size

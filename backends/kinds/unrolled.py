@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -16,10 +17,14 @@ from transformers.cache_utils import Cache
 from draftwood.backends.kinds.given_keys import given_keys
 from draftwood.backends.model.features import Pieces
 from draftwood.backends.model.model_backend import ModelBackend
+from draftwood.backends.model.prompt_check import check_behind
+from draftwood.backends.model.prompt_reading import read_prompt
 from draftwood.backends.nodes import validation
+from draftwood.backends.nodes.row_inputs import RowInputs
 from draftwood.backends.structure.forward import cache_argument, guarded_pass, takes
 from draftwood.backends.weights.streamed import read_ahead
 from draftwood.base.errors import InvalidInput, UnsupportedModel
+from draftwood.protocols.model_prompt import ModelPrompt
 
 
 @attrs.frozen(eq=False)
@@ -50,6 +55,8 @@ class UnrolledRow:
         features: of the tokens committed since `take_features`, `[length, width]` a piece, where they are
             kept.
         uncommitted: the same of the uncommitted nodes, `[nodes, width]` a pass.
+        given: what its passes are given besides tokens; None where it only holds tokens.
+        padding: columns of padding at the beginning of its cache, which a mask hides.
     """
 
     cache: Cache | None = None
@@ -59,6 +66,12 @@ class UnrolledRow:
     last_pass: LastPass | None = None
     features: Pieces = ()
     uncommitted: list[Tensor] = attrs.field(factory=list)
+    given: RowInputs | None = None
+    padding: int = 0
+
+    def after(self, cache: Cache | None, length: int, features: Pieces) -> UnrolledRow:
+        """The row with so many committed tokens, and no uncommitted nodes."""
+        return UnrolledRow(cache, length, features=features, given=self.given, padding=self.padding)
 
     def path(self, node: int) -> list[int]:
         """Nodes from the root to `node`."""
@@ -138,9 +151,38 @@ class UnrolledBackend(ModelBackend):
             pieces = given_keys(cache, lengths)
             caches = [self._new_cache(prompt=length + 1) for length in lengths]
             for row, (own, length) in enumerate(zip(caches, lengths, strict=True)):
-                for layer, (keys, values) in enumerate(pieces):
-                    own.update(keys[row, None, :, :length], values[row, None, :, :length], layer)
+                for layer, piece in enumerate(pieces):
+                    if piece is not None:
+                        own.update(*[states[row, None, :, :length] for states in piece], layer)
         self._rows += [UnrolledRow(own, length) for own, length in zip(caches, lengths, strict=True)]
+
+    def read_prompt(self, prompt: ModelPrompt) -> Float[Tensor, "rows vocab"]:
+        """Append rows that the model's own forward reads, as `StateBackend.read_prompt` says.
+
+        A row keeps its part of the model's own cache, whatever its layers keep, with the padding before it.
+
+        Raises:
+            InvalidInput: inputs that the model refuses, a mask with holes, a row beyond `max_length`.
+            OutOfMemory: the rows do not fit; those that were there are as they were.
+            UnsupportedModel: later passes after such a prompt do not give what `generate()` would.
+        """
+        with guarded_pass(len(self._rows) + len(prompt)):
+            cache = self._new_cache(prompt=prompt.columns)
+            read = read_prompt(self.model, prompt, cache, reader=self._reader)
+            validation.check_lengths(read.lengths, longest=self.max_length)
+            new = [
+                UnrolledRow(
+                    self._copied(read.cache, copies=1, index=row),
+                    length,
+                    features=read.features[row],
+                    given=read.inputs.keep([row]),
+                    padding=read.padding[row],
+                )
+                for row, length in enumerate(read.lengths)
+            ]
+        self._rows += new
+        check_behind(self, prompt, read.logits)
+        return read.logits
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         """Forget these rows, or all; later rows move up."""
@@ -206,7 +248,7 @@ class UnrolledBackend(ModelBackend):
             path_and_depth.update({node: (i, depth) for depth, node in enumerate(path)})
         cache = self._copied(row.cache, copies=len(paths))
         cache.activate_past_recording()
-        logits = self._run(cache, padded, start=row.length)
+        logits = self._run(cache, padded, row, start=row.length)
         new = range(start, start + len(tokens))
         index_of_path, depths = zip(*(path_and_depth[node] for node in new), strict=True)
         nodes = list(index_of_path), list(depths)
@@ -217,7 +259,7 @@ class UnrolledBackend(ModelBackend):
     def _committed(self, row: UnrolledRow, path: list[int]) -> UnrolledRow:
         """`row` after committing `path`, from the last pass if that ran the path and can be cut back."""
         if not path:
-            return UnrolledRow(row.cache, row.length, features=row.features)
+            return row.after(row.cache, row.length, row.features)
         last_pass = row.last_pass
         if last_pass is not None and _can_be_cut(last_pass.cache):
             matches = (i for i, run in enumerate(last_pass.paths) if run[: len(path)] == path)
@@ -227,13 +269,13 @@ class UnrolledBackend(ModelBackend):
                 features = row.features
                 if self._reader is not None:
                     features = self._reader.trimmed([*features, torch.cat(row.uncommitted)[path]])
-                return UnrolledRow(cache, row.length + len(path), features=features)
+                return row.after(cache, row.length + len(path), features)
         return self._advance(row, torch.tensor([row.tokens[node] for node in path]))
 
     def _advance(self, row: UnrolledRow, tokens: Tensor) -> UnrolledRow:
         """`row` after `tokens` `[length]` more, without uncommitted nodes."""
         if not len(tokens):
-            return UnrolledRow(row.cache, row.length, features=row.features)
+            return row.after(row.cache, row.length, row.features)
         return self._read(row, tokens, prompt=len(tokens) + 1)[0]
 
     def _read(self, row: UnrolledRow, tokens: Tensor, *, prompt: int) -> tuple[UnrolledRow, Tensor]:
@@ -242,7 +284,7 @@ class UnrolledBackend(ModelBackend):
         cache = self._new_cache(prompt=prompt) if fresh else self._copied(row.cache, copies=1)
         length, features = row.length, row.features
         for chunk in tokens.split(self.chunk):
-            logits = self._run(cache, chunk.unsqueeze(0), start=length, **self._prefill_options)
+            logits = self._run(cache, chunk.unsqueeze(0), row, start=length, **self._prefill_options)
             length += len(chunk)
             if self._reader is not None:
                 features = self._reader.trimmed([*features, self._pass_features[0]])
@@ -251,7 +293,7 @@ class UnrolledBackend(ModelBackend):
                 f"{type(self.model).__name__} keeps no cache, so it reads the whole text again for every "
                 "token; use a model with one."
             )
-        return UnrolledRow(cache, length, features=features), logits[0, -1].clone()
+        return row.after(cache, length, features), logits[0, -1].clone()
 
     def _new_cache(self, *, prompt: int) -> Cache:
         """An empty cache for a text whose prompt has so many tokens, the first root among them."""
@@ -280,14 +322,25 @@ class UnrolledBackend(ModelBackend):
                     setattr(layer, name, states.new_empty(copies, *states.shape[1:]))
         return copied
 
-    def _run(self, cache: Cache, tokens: Tensor, *, start: int, **options: Any) -> Tensor:
-        """Feed `tokens` `[batch, n]` after the `start` tokens of `cache`; logits `[batch, n, vocab]`.
+    def _run(self, cache: Cache, tokens: Tensor, row: UnrolledRow, *, start: int, **options: Any) -> Tensor:
+        """Feed `tokens` `[batch, n]` of `row` after the `start` in `cache`; logits `[batch, n, vocab]`.
 
         Where features are kept, `_pass_features` then holds the features of the pass, `[batch, n, width]`.
         """
         if self._takes_positions:
-            positions = torch.arange(start, start + tokens.shape[1], device=self.device)
-            options["position_ids"] = positions.expand(len(tokens), -1)
+            positions = np.arange(start, start + tokens.shape[1])[None]
+            positions = positions if row.given is None else row.given.positions(positions)
+            shape = (*positions.shape[:-2], *tokens.shape)
+            options["position_ids"] = torch.from_numpy(positions).to(self.device).expand(shape)
+        if row.given is not None:
+            constants = row.given.options(tokens.shape[1])
+            options |= {name: one.expand(len(tokens), *one.shape[1:]) for name, one in constants.items()}
+        if row.padding:
+            seen = torch.ones(
+                len(tokens), row.padding + start + tokens.shape[1], dtype=torch.int64, device=self.device
+            )
+            seen[:, : row.padding] = 0
+            options["attention_mask"] = seen
         if self.model.training != self._training:
             self._refuse_mode()
         options |= {"input_ids": tokens.to(self.device), self._cache_name: cache}

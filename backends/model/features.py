@@ -90,7 +90,8 @@ class Features:
         output = self.module(**options)
         # A trace is to see no change of it.
         inputs, self._seen = self._seen, {}
-        tokens = options["input_ids"]
+        tokens = options.get("input_ids")
+        tokens = options["inputs_embeds"][..., 0] if tokens is None else tokens
         for layer, states in inputs.items():
             if len(states) != 1 or states[0].shape[:-1] != tokens.shape:
                 shapes = ", ".join([str(tuple(state.shape)) for state in states]) or "nothing"

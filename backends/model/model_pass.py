@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -96,6 +96,7 @@ class ModelPass:
         masks: NumberMasks | BitMasks,
         *,
         kept: int | Tensor | None = None,
+        constants: Mapping[str, Any] | None = None,
     ) -> list[Tensor]:
         """Logits `[rows, nodes, vocab]`, and features `[rows, nodes, width]` where they are kept.
 
@@ -104,18 +105,19 @@ class ModelPass:
             shape: of the pass, for which the arrays were made.
             masks: for which they were made.
             kept: columns of which there are to be logits, or how many of the last ones; None for all.
+            constants: what the forward is given besides, by name.
         """
         mask, bits = masks.of(tensors, shape)
         tokens, positions = tensors["tokens"], tensors["positions"]
         if not bits:
-            return self.forward(tokens, positions, mask, kept=kept)
+            return self.forward(tokens, positions, mask, kept=kept, constants=constants)
         if torch.compiler.is_compiling():
             TRACED.masks = bits
             found = self.forward(tokens, positions, mask, kept=kept)
             TRACED.masks = ()
             return found
         with under(bits):
-            return self.forward(tokens, positions, mask, kept=kept)
+            return self.forward(tokens, positions, mask, kept=kept, constants=constants)
 
     def forward(
         self,
@@ -125,9 +127,11 @@ class ModelPass:
         *,
         kept: int | Tensor | None = None,
         cache: Cache | None = None,
+        constants: Mapping[str, Any] | None = None,
     ) -> list[Tensor]:
         """Run only the model: as above, with a mask for `attention_mask=`; over another `cache`, if given."""
         options: dict[str, Any] = {
+            **(constants or {}),
             "input_ids": tokens,
             "attention_mask": mask,
             self._cache_name: self.cache if cache is None else cache,
@@ -136,7 +140,7 @@ class ModelPass:
         }
         if self._takes_positions:
             # Rows may share one line of positions.
-            shared = len(positions) != len(tokens)
+            shared = positions.shape[-2] != len(tokens)
             options["position_ids"] = positions.expand(tokens.shape) if shared else positions
         if kept is not None and self._takes_kept:
             options["logits_to_keep"] = kept

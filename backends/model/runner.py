@@ -34,8 +34,8 @@ class Runner(Protocol):
     - Write the keys and values of the new nodes into slots `[inputs.start, inputs.stop)` of the rows from
       `inputs.above` on. A backend forgets nodes by writing over them, and a commit moves slots itself.
     - Buffers are made when a first pass has shown what layers keep. Let `AsItIs` run that pass. It can also
-      run the passes over prompts, whose `inputs.texts` is not None, and those that `ModelPass.reader` takes
-      features from.
+      run the passes over prompts, whose `inputs.texts` is not None, those that `ModelPass.reader` takes
+      features from, and passes whose rows are given more than tokens (`inputs.more_than_tokens`).
 
     Laws: `run` gives what `AsItIs.run` gives, up to rounding. A call that raises leaves all slots before
     `inputs.start` as they were. A runner need not look for changes of the model: a backend whose model has
@@ -140,8 +140,11 @@ class AsItIs(Runner):
                 states.prefill(inputs.texts, nodes, one.device)
             else:
                 states.extend(tensors["seen"], prompts=tensors["prompts"], keep=inputs.keep)
+        constants = None if inputs.given is None else inputs.given.options(nodes)
         with masks.attention if one.reader is None else one.around(masks):
-            logits, *features = one(tensors, shape, masks, kept=tensors.get("wanted", kept))
+            logits, *features = one(
+                tensors, shape, masks, kept=tensors.get("wanted", kept), constants=constants
+            )
         if "to call" in tensors:
             logits = inputs.in_call(logits, tensors)
         return logits, (features[0] if features else None)

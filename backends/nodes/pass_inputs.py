@@ -13,6 +13,7 @@ from torch import Tensor
 
 from draftwood.backends.nodes.buckets import Shape
 from draftwood.backends.nodes.region import Bits, Ints, Staged, packed
+from draftwood.backends.nodes.row_inputs import RowInputs
 from draftwood.backends.structure.masks import Reach
 from draftwood.base.errors import InvalidInput
 
@@ -41,7 +42,8 @@ class PassInputs:
     Attributes:
         tokens: int64 `[rows, nodes]` in the order of the call, on the host or on a device.
         staged: the nodes in the uncommitted region.
-        positions: `[rows, nodes]`, in column order, as all that follows.
+        positions: `[rows, nodes]`, in column order, as all that follows; `[axes, rows, nodes]` for rows whose
+            prompt has positions of several axes.
         kinds: names of the kinds of attention layers.
         bits: by kind, uint32 `[rows, nodes, words]`: the columns that a node sees.
         first: by kind, `[rows, nodes]`: the first committed slot that a node sees; None where it is 0.
@@ -55,6 +57,7 @@ class PassInputs:
             else None.
         wanted: columns whose logits are needed, in ascending order; None for all.
         keep: whether the nodes stay after the pass.
+        given: what the rows' passes are given besides tokens; None where they only hold tokens.
     """
 
     tokens: Tensor
@@ -72,6 +75,7 @@ class PassInputs:
     texts: Sequence[int] | None = None
     wanted: Sequence[int] | None = None
     keep: bool = True
+    given: RowInputs | None = None
 
     @classmethod
     def of(
@@ -90,6 +94,7 @@ class PassInputs:
         texts: Sequence[int] | None = None,
         wanted: Sequence[int] | None = None,
         keep: bool = True,
+        given: RowInputs | None = None,
     ) -> PassInputs:
         """The inputs of a pass over `staged` nodes, by their ancestry and the reach of every kind of layer.
 
@@ -107,6 +112,7 @@ class PassInputs:
             texts: an attribute.
             wanted: an attribute.
             keep: an attribute.
+            given: an attribute.
 
         Raises:
             InvalidInput: a node beyond `max_length`.
@@ -129,7 +135,8 @@ class PassInputs:
         return cls(
             tokens,
             staged,
-            positions,
+            # What a window hides follows from the number of tokens in between, not from positions.
+            positions if given is None else given.positions(positions),
             tuple(kinds),
             tuple(bits),
             tuple(first),
@@ -142,6 +149,7 @@ class PassInputs:
             texts,
             wanted,
             keep,
+            given,
         )
 
     @property
@@ -153,6 +161,11 @@ class PassInputs:
     def stop(self) -> int:
         """The slot after the last new node."""
         return self.base + self.shape.columns
+
+    @property
+    def more_than_tokens(self) -> bool:
+        """Whether the pass has inputs that passes over tokens do not have, or positions of several axes."""
+        return self.given is not None and not self.given.runs_captured
 
     @property
     def on_host(self) -> bool:

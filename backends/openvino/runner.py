@@ -18,6 +18,7 @@ from draftwood.backends.nodes.region import Ints
 from draftwood.backends.openvino.conversion import Converted, Weights, compressed, converted, described
 from draftwood.backends.openvino.levels import LevelsCall, LevelsSizes
 from draftwood.backends.openvino.requests import SHAPES, Bound, Request, RequestShape, nodes_of, slots_of
+from draftwood.base.errors import UnsupportedModel
 from draftwood.base.machine_faults import machine_fault
 from draftwood.trees.level_plan import LevelPlan
 
@@ -81,6 +82,13 @@ class OpenVinoRunner(Runner):
             UnsupportedModel: the pass cannot be converted.
         """
         cache, exact = self._pass.cache, inputs.shape
+        if inputs.more_than_tokens:
+            if self._weights is not None:
+                raise UnsupportedModel(
+                    "Rows whose prompt has positions of several axes, or inputs besides tokens, are not run "
+                    "by OpenVINO with rounded weights; load the model without weights=."
+                )
+            return self._as_it_is.run(inputs)
         if not cache.settled or inputs.staged.columns is not None or not inputs.on_host:
             if self._weights is None:
                 return self._as_it_is.run(inputs)

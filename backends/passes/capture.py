@@ -141,7 +141,7 @@ class Captured(Runner):
         rows, nodes = inputs.tokens.shape
         one, many = self._pass, nodes_bucket(nodes)
         self.make_room(rows=rows, text=inputs.base, stop=inputs.start + many)
-        if not self._settled:
+        if not self._settled or inputs.more_than_tokens:
             return self._as_it_is.run(inputs)
         old = 0 if one.states is None else old_bucket(inputs.staged.start)
         shape, masks = self._shape(many, old), one.masks

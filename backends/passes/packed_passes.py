@@ -16,6 +16,7 @@ from draftwood.backends.model.model_pass import ModelPass
 from draftwood.backends.model.runner import AsItIs, Runner, RunnerMaker
 from draftwood.backends.nodes.pass_inputs import PassInputs
 from draftwood.backends.nodes.region import Region, Staged, chain
+from draftwood.backends.nodes.row_inputs import RowInputs
 from draftwood.backends.passes.capture import Capture, Captured
 from draftwood.backends.recurrent.states import States
 from draftwood.backends.structure.forward import guarded_pass
@@ -90,6 +91,8 @@ class PackedPasses(ModelBackend):
             self._runner = runner(self._pass, model=model, vocab=self.vocab_size, longest=self.max_length)
             self._options["runner"] = runner
         self._region = Region.empty(0)
+        # What the rows' passes are given besides tokens; None where they only hold tokens.
+        self._given: RowInputs | None = None
         self._hold([])
         # Where features are kept, one `[rows, nodes, width]` for every pass over uncommitted nodes.
         self._uncommitted: list[Tensor] = []
@@ -174,4 +177,5 @@ class PackedPasses(ModelBackend):
             max_length=self.max_length,
             prompts=prompts,
             keep=keep,
+            given=self._given,
         )

@@ -116,9 +116,10 @@ class LayerState(ABC):
 
     def run_text(self, new: Vectors, text: Text) -> Tensor:
         """Outputs of rows that are about to join."""
+        new = tuple([text.begins(values) for values in new])
         state = self.blank(new) if self._joining is None else self._joining
         out, self._joining = self.read(state, new, text)
-        return out
+        return text.in_pass(out)
 
     @property
     def device(self) -> torch.device:
@@ -262,9 +263,18 @@ class States:
         for layer in self.layers:
             layer.begin()
 
-    def prefill(self, counts: Sequence[int], width: int, device: torch.device) -> None:
-        """The next pass holds `width` tokens of every joining row, of which so many are text."""
-        self._now, self._text = None, Text(counts, width, device)
+    def prefill(
+        self, counts: Sequence[int], width: int, device: torch.device, *, padded_left: bool = False
+    ) -> None:
+        """The next pass holds `width` tokens of every joining row, of which so many are text.
+
+        Args:
+            counts: for every row.
+            width: of the pass.
+            device: where the counts go.
+            padded_left: whether the padding comes before the text, as in a prompt of `generate()`.
+        """
+        self._now, self._text = None, Text(counts, width, device, padded_left=padded_left)
 
     def joined(self, have: int, more: int) -> list[Tensor | None]:
         """All committed states once the rows have joined, for `settle`."""

@@ -10,7 +10,8 @@ import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,7 +50,7 @@ def families(
       python -m benchmarks families llama gpt_neo zamba2
       python -m benchmarks families --engine openvino
     """
-    _settle()
+    settle()
     if engine not in ("eager", "openvino"):
         raise InvalidInput(f"--engine is {engine!r}; give eager or openvino.")
     if output is None:
@@ -60,7 +61,7 @@ def families(
 
     def written() -> Iterator[Finding]:
         # One by one, so that what is there stays there.
-        for finding in _each(chosen, limit, jobs, engine):
+        for finding in each(chosen, partial(check, engine=engine), Finding, limit=limit, jobs=jobs):
             write(output, finding)
             yield finding
 
@@ -77,10 +78,10 @@ def families(
     typer.echo(", ".join(f"{count} {result}" for result, count in counts.most_common()) + ".")
 
 
-def write(path: Path, finding: Finding) -> None:
+def write(path: Path, finding: Any, *, command: str = "families") -> None:
     """Writes one line per family, in alphabetical order; lines of other families stay."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    columns = [field.name for field in attrs.fields(Finding)]
+    columns = [field.name for field in attrs.fields(type(finding))]
     lines: dict[str, list[str]] = {}
     if path.exists():
         with path.open(newline="", encoding="utf-8") as file:
@@ -88,7 +89,7 @@ def write(path: Path, finding: Finding) -> None:
         if heading != columns:
             raise InvalidInput(
                 f"{str(path)!r} has the columns {', '.join(heading) or 'none'}, not {', '.join(columns)}; "
-                "delete it and run `python -m benchmarks families`, which makes all of it anew."
+                f"delete it and run `python -m benchmarks {command}`, which makes all of it anew."
             )
         lines = {row[0]: row for row in rows}
     lines[finding.family] = [_cell(value) for value in attrs.astuple(finding)]
@@ -104,15 +105,30 @@ def _cell(value: Any) -> str:
     return f"{value:.1e}" if isinstance(value, float) else str(value)
 
 
-def _each(names: list[str], limit: float, jobs: int, engine: str) -> Iterator[Finding]:
-    """The findings as they come, each from its own process, so that a hang or a crash ends only that one."""
+def each(
+    names: Sequence[str],
+    look: Callable[[str], Any],
+    finding_of: Callable[..., Any],
+    *,
+    limit: float,
+    jobs: int,
+) -> Iterator[Any]:
+    """Returns the findings as they come, each from its own process, so that a crash ends only that one.
+
+    Args:
+        names: of the families.
+        look: makes a finding of a name.
+        finding_of: makes one of a name, a result and a reason, for a process that gave none.
+        limit: seconds that a family may take.
+        jobs: processes.
+    """
     # A fork has transformers imported already; this process has no threads, of which a fork keeps the locks.
     fork = multiprocessing.get_context("fork")
     waiting, running = list(reversed(names)), dict[Connection, tuple[str, Any, float]]()
     while waiting or running:
         while waiting and len(running) < jobs:
             ours, theirs = fork.Pipe()
-            process = fork.Process(target=_send, args=(theirs, waiting[-1], engine), daemon=True)
+            process = fork.Process(target=_send, args=(theirs, waiting[-1], look), daemon=True)
             process.start()
             theirs.close()
             running[ours] = (waiting.pop(), process, time.monotonic() + limit)
@@ -122,18 +138,18 @@ def _each(names: list[str], limit: float, jobs: int, engine: str) -> Iterator[Fi
                 continue
             reason = f"it took more than {limit:g} s"
             try:
-                finding = ours.recv() if ours in ready else Finding(name, result="differs", reason=reason)
+                finding = ours.recv() if ours in ready else finding_of(name, result="differs", reason=reason)
             except EOFError:
-                finding = Finding(name, result="differs", reason="its process died")
+                finding = finding_of(name, result="differs", reason="its process died")
             process.kill()
             process.join()
             del running[ours]
             yield finding
 
 
-def _send(to: Connection, name: str, engine: str) -> None:
+def _send(to: Connection, name: str, look: Callable[[str], Any]) -> None:
     with _silent():
-        to.send(check(name, engine))
+        to.send(look(name))
 
 
 def _masked() -> list[str]:
@@ -153,9 +169,9 @@ def _silent() -> Iterator[None]:
         yield
 
 
-def _settle() -> None:
+def settle() -> None:
+    """Silences remarks, and imports and makes what every family needs before the first fork."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    # What every family needs is imported, and made, before the first fork.
     check("llama")

@@ -8,7 +8,7 @@ the rotation) begins at a few tokens, so that a short text goes beyond it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -277,14 +277,29 @@ def _fewer_layers(config: Any, depth: str) -> dict[str, Any]:
     }
 
 
-def build(family: str, *, reach: int) -> Any:
-    """A model of `family`, or of a variant, with random weights, in evaluation mode and single precision."""
+def build(
+    family: str,
+    *,
+    reach: int,
+    classes: Mapping[str, Any] | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> Any:
+    """A model of `family`, or of a variant, with random weights, in evaluation mode and single precision.
+
+    Args:
+        family: transformers' `model_type`.
+        reach: tokens of every window, chunk, scale and switch.
+        classes: names of classes by family; default: the first of transformers' classes that write text.
+        more: what else the configuration is to say.
+    """
     torch.manual_seed(7)
     family, overrides = VARIANTS.get(family, (family, GIVEN.get(family, {})))
+    overrides = {**overrides, **(more or {})}
+    mappings = _mappings() if classes is None else [classes]
     # Where the other parts of a composite model cannot be made narrow, they are made short, or left.
     for cut in (OTHER, {"out_hidden_size", "text_hidden_size"}, ()):
         try:
-            model = _built(family, overrides, reach, cut)
+            model = _built(family, overrides, reach, cut, mappings)
             break
         except Exception:
             if not cut:
@@ -300,9 +315,15 @@ def build(family: str, *, reach: int) -> Any:
     return model.float().eval()
 
 
-def _built(family: str, overrides: Mapping[str, Any], reach: int, cut: Collection[str]) -> Any:
+def _built(
+    family: str,
+    overrides: Mapping[str, Any],
+    reach: int,
+    cut: Collection[str],
+    mappings: Sequence[Mapping[str, Any]],
+) -> Any:
     config = small(CONFIG_MAPPING[family](), overrides, reach=reach, cut=cut)
-    name = next(mapping[family] for mapping in _mappings() if family in mapping)
+    name = next(mapping[family] for mapping in mappings if family in mapping)
     kind: Any = getattr(hf, name if isinstance(name, str) else name[0])
     if not isinstance(config, kind.config_class):
         texts = [part for part in vars(config).values() if type(part) is kind.config_class]

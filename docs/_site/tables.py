@@ -194,6 +194,26 @@ def families_counts() -> str:
     return "\n".join(["| | families |", "|---|---|", *rows])
 
 
+def families_images() -> str:
+    """Returns a table with one row for every family that reads images or sound, and was tried."""
+    lines = [
+        line for line in _rows("families-images.csv") if line["result"] in ("served", "refused", "differs")
+    ]
+    rows = [
+        f"| `{line['family']}` | {line['result']} | {line['backend']} | {line['rows']} of 2 | "
+        f"{line['reads'].replace('_', ' ') or line['reason']} |"
+        for line in lines
+    ]
+    return "\n".join(["| family | | backend | texts | reads |", "|---|---|---|---|---|", *rows])
+
+
+def families_images_counts() -> str:
+    """Returns the number of families that read images or sound for every kind of result."""
+    counts = Counter(line["result"] for line in _rows("families-images.csv"))
+    rows = [f"| {result} | {count} |" for result, count in counts.most_common()]
+    return "\n".join(["| | families |", "|---|---|", *rows])
+
+
 def _rows(name: str, **wanted: str) -> list[dict[str, str]]:
     with (DATA / name).open(newline="", encoding="utf-8") as file:
         return [line for line in csv.DictReader(file) if all(line[key] == wanted[key] for key in wanted)]
@@ -270,4 +290,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "families": families,
     "families_refused": families_refused,
     "families_counts": families_counts,
+    "families_images": families_images,
+    "families_images_counts": families_images_counts,
 }

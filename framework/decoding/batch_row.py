@@ -16,6 +16,7 @@ from draftwood.distributions.constraints import ConstrainedRow
 from draftwood.distributions.forced_tokens import without_forced_tokens
 from draftwood.laws.randomness import Streams
 from draftwood.protocols import TreePolicy, policy_states
+from draftwood.protocols.model_prompt import PromptRow
 from draftwood.trees.outcome import Outcome
 from draftwood.trees.prefixes import Path, Prefixes, RowText
 from draftwood.trees.tree import TokenTree
@@ -44,6 +45,7 @@ class BatchRow:
         unread: tokens of its text that the target is still to read: the prompt of a row that waits, or the
             new tokens of a row that goes on.
         undrafted: tokens of its text that the drafter is still to read; None where the drafter holds the row.
+        given: its row of a prompt of more than tokens, until target and drafter have read it; else None.
         error: the exception that ends it, raised by code that the row's caller handed in; None otherwise.
     """
 
@@ -60,6 +62,7 @@ class BatchRow:
     )
     kept: bool = False
     unread: list[int] = attrs.field(factory=list)
+    given: PromptRow | None = None
     grown: TokenTree | None = attrs.field(default=None, init=False)
     idle: bool = attrs.field(default=False, init=False)
     place: int | None = attrs.field(default=None, init=False)

@@ -30,6 +30,7 @@ from draftwood.distributions.sampling import SamplingParams
 from draftwood.laws.randomness import SpawnedSeeds, row_seeds
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier, policy_states, registry
 from draftwood.protocols.compatibility import check_drafters_fit, check_sampling_fits, check_strategy_fits
+from draftwood.protocols.model_prompt import ModelPrompt
 from draftwood.protocols.named_heads import NamedHead, check_no_head, named_head
 from draftwood.protocols.vocabulary import fit_vocabulary
 
@@ -101,7 +102,7 @@ class SpeculativeDecoder:
 
     def generate(
         self,
-        input_ids: Tensor | Sequence[Sequence[int]],
+        input_ids: Tensor | Sequence[Sequence[int]] | ModelPrompt,
         attention_mask: Tensor | None = None,
         *,
         constraint: Constraint | Sequence[Constraint] | None = None,
@@ -118,7 +119,8 @@ class SpeculativeDecoder:
 
         Args:
             input_ids: `[rows, length]` integers, left-padded where `attention_mask` is 0; or a list of
-                token lists. A tensor is returned unchanged, followed by the new tokens.
+                token lists. A tensor is returned unchanged, followed by the new tokens. Or a `ModelPrompt`,
+                for images, sound or embeddings, whose `ids` are returned in the same way.
             constraint: the tokens that may be written: one constraint for all rows, or one per row.
             policy_state: initial state of a policy that learns: one for all rows, or a list with one per row,
                 as `Generation.policy_states` of an earlier call. Default: the policy's first state.
@@ -135,7 +137,11 @@ class SpeculativeDecoder:
             the text written so far.
         """
         check_names(options)
-        prompts = as_prompts(input_ids, attention_mask)
+        given = input_ids if isinstance(input_ids, ModelPrompt) else None
+        if given is not None and attention_mask is not None:
+            raise InvalidInput("A ModelPrompt holds its own attention_mask; give it to ModelPrompt.of().")
+        ids = input_ids if given is None else given.ids
+        prompts = as_prompts(ids, attention_mask) if given is None else given.texts
         if streamer is not None and len(prompts) > 1:
             raise InvalidInput(f"A streamer shows one row and {len(prompts)} were given; call once per row.")
         keep = TokenDetails(logits=output_logits, scores=output_scores, logprobs=output_logprobs)
@@ -150,7 +156,7 @@ class SpeculativeDecoder:
             if streamer is not None:
                 streamer.put(torch.tensor([prompts[0]]))
             rounds = self.stream(
-                prompts,
+                prompts if given is None else given,
                 constraint=constraint,
                 policy_state=policy_state,
                 seed=seeds,
@@ -172,15 +178,13 @@ class SpeculativeDecoder:
             if streamer is not None:
                 streamer.end()
         pad = self._pad(options.get("pad_token_id"))
-        padded_prompts = (
-            torch.atleast_2d(input_ids) if isinstance(input_ids, Tensor) else left_padded(prompts, pad)
-        )
+        padded_prompts = torch.atleast_2d(ids) if isinstance(ids, Tensor) else left_padded(prompts, pad)
         generation = written.generation(padded_prompts, statistics, seeds, pad=pad, keep=keep)
         return generation if return_dict_in_generate else generation.sequences
 
     def stream(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[Sequence[int]] | ModelPrompt,
         *,
         constraint: Constraint | Sequence[Constraint] | None = None,
         policy_state: Any = None,
@@ -196,7 +200,7 @@ class SpeculativeDecoder:
         Whatever ends the iteration (the last row, an error, the caller), the rows' state is released.
 
         Args:
-            prompts: token ids of every row.
+            prompts: token ids of every row, or a `ModelPrompt`.
             constraint: as in `generate`, and so are `policy_state` and `seed`.
             policy_state: see `constraint`.
             seed: see `constraint`.
@@ -207,11 +211,15 @@ class SpeculativeDecoder:
             turn: the state from which one row continues; it is filled when the row's text has ended.
             options: see `TextOptions`.
         """
-        prompts = as_prompts(prompts)
-        check_prompts(prompts, self.target)
-        constraints = _per_row(constraint, len(prompts))
-        states = policy_states.row_states(self.policy, policy_state, len(prompts))
-        seeds = self._agreed(row_seeds(seed, len(prompts)))
+        rows: Sequence[Any]
+        if isinstance(prompts, ModelPrompt):
+            rows = prompts.rows
+        else:
+            rows = as_prompts(prompts)
+            check_prompts(rows, self.target)
+        constraints = _per_row(constraint, len(rows))
+        states = policy_states.row_states(self.policy, policy_state, len(rows))
+        seeds = self._agreed(row_seeds(seed, len(rows)))
         session = self.session(
             seed=0,  # every row has its own
             keep=keep,
@@ -220,7 +228,7 @@ class SpeculativeDecoder:
             turn=turn,
             **options,
         )
-        for prompt, of_row, state, row_seed in zip(prompts, constraints, states, seeds, strict=True):
+        for prompt, of_row, state, row_seed in zip(rows, constraints, states, seeds, strict=True):
             kept = turn is not None
             session.add(prompt, constraint=of_row, policy_state=state, seed=row_seed, kept=kept)
         if turn is not None and turn.past is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import groupby
 from time import perf_counter
 
 import attrs
@@ -107,14 +108,18 @@ class RoundLoop:
         """Let the target read the prompts of new rows, and hold them.
 
         Where the target gives first logits it reads all of what the rows have `unread`, and `join` is due.
-        Elsewhere it reads all but the last token, which is the root. An error leaves everything as it was.
+        It does the same with the rows of a prompt of more than tokens, which come together and without
+        others. Elsewhere it reads all but the last token, which is the root. An error leaves everything as
+        it was.
 
         Returns:
             Logits `[rows, vocab]` after the prompts, or None.
         """
         prompts = [torch.tensor(row.unread, dtype=torch.int64) for row in rows]
         logits = None
-        if self.target.gives_first_logits:
+        if rows[0].given is not None:
+            logits = self.target.read_prompt(rows[0].given.prompt)
+        elif self.target.gives_first_logits:
             logits = self.target.first_logits(prompts)
         else:
             self.target.prefill([prompt[:-1] for prompt in prompts])
@@ -137,9 +142,14 @@ class RoundLoop:
 
     def prefill_drafter(self, joined: Sequence[BatchRow]) -> None:
         """Let the drafter read the prompts of all rows that have joined since the last round."""
-        self.drafter.prefill([torch.tensor(row.undrafted, dtype=torch.int64) for row in joined])
-        for row in joined:
-            row.undrafted = None
+        for prompt, group in groupby(joined, key=lambda row: row.given and row.given.prompt):
+            rows = list(group)
+            if prompt is None:
+                self.drafter.prefill([torch.tensor(row.undrafted, dtype=torch.int64) for row in rows])
+            else:
+                self.drafter.prefill_prompt(prompt, [row.given.number for row in rows if row.given])
+            for row in rows:
+                row.undrafted = row.given = None
 
     def resume(self, rows: Sequence[BatchRow]) -> Round:
         """First tokens of held rows that go on, after the part of their text that is `unread`."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draftwood.base.errors import InvalidInput
 from draftwood.decoding.batch_row import BatchRow
-from draftwood.decoding.prompts import as_prompts, check_prompts
+from draftwood.decoding.prompts import as_prompts, check_length, check_prompts
 from draftwood.decoding.row_settings import RowSettings
 from draftwood.decoding.stopping import CriteriaBatch, RowStops, stop_string_criteria
 from draftwood.distributions.constraints import ConstrainedRow, Constraint
@@ -21,6 +21,7 @@ from draftwood.distributions.sampling import SamplingParams
 from draftwood.laws.randomness import SpawnedSeeds, Streams
 from draftwood.protocols import StateBackend, TreePolicy, Verifier, policy_states
 from draftwood.protocols.compatibility import check_sampling_fits
+from draftwood.protocols.model_prompt import PromptRow
 from draftwood.trees.prefixes import RowText
 
 
@@ -62,7 +63,7 @@ class NewRows:
     def row(
         self,
         number: int,
-        prompt: Sequence[int],
+        prompt: Sequence[int] | PromptRow,
         *,
         max_new_tokens: int | None,
         sampling: SamplingParams | None,
@@ -76,24 +77,31 @@ class NewRows:
         kept: bool,
     ) -> BatchRow:
         """Returns row `number`, all of whose prompt is unread; arguments and errors as in `Session.add`."""
-        (tokens,) = as_prompts([prompt])
-        check_prompts([tokens], self.target)
+        given = prompt if isinstance(prompt, PromptRow) else None
+        if given is not None:
+            tokens, length = given.tokens, given.length
+            check_length(length, self.target, row=number)
+        else:
+            (tokens,) = as_prompts([prompt])
+            check_prompts([tokens], self.target)
+            length = len(tokens)
         (state,) = policy_states.row_states(self.policy, policy_state, 1)
         settings = self._settings(sampling, draft_sampling, logprobs)
         criteria = self._criteria_of(stop_strings, stopping_criteria)
         scores = settings.keep.scores
         return BatchRow(
             number,
-            tokens[-1],
+            tokens[-1] if tokens else 0,  # of embeddings, before the first token is written
             self.policy,
             Streams.seeded(self.seeds.take(seed)),
-            self._stops(number, tokens, max_new_tokens, criteria, scores=scores),
+            self._stops(number, tokens, max_new_tokens, criteria, scores=scores, length=length),
             settings,
             self._row_text(tokens, number, settings),
             self._constrained(constraint, tokens),
             state,
             kept=kept,
             unread=tokens,
+            given=given,
         )
 
     def go_on(
@@ -140,7 +148,7 @@ class NewRows:
         if not (settings.sampling.reads_prefix or settings.draft_sampling.reads_prefix):
             return None
         if self.batch is None:
-            text = RowText.of(torch.tensor(tokens, device=self.target.device))
+            text = RowText.of(torch.tensor(tokens, dtype=torch.int64, device=self.target.device))
         else:
             padded = self.batch.to(self.target.device, torch.int64)
             text = RowText.of(padded[number], row=number, rows=len(padded))
@@ -172,16 +180,20 @@ class NewRows:
         criteria: Sequence[Any],
         *,
         scores: bool,
+        length: int | None = None,
     ) -> RowStops:
-        """The conditions under which a row ends that goes on after `text`."""
+        """The conditions under which a row ends after `text`, which takes `length` in the context."""
+        length = len(text) if length is None else length
         wish, longest = self.max_new_tokens, self.target.max_length
         if max_new_tokens is not None:
             wish = checked_count("max_new_tokens", max_new_tokens)
         # The last token takes no room in the context: nothing is read after it.
-        room = wish if longest is None else longest + 1 - len(text)
+        room = wish if longest is None else longest + 1 - length
         asked = self.together
         if criteria and asked is None:
-            asked = CriteriaBatch(criteria, [row], torch.tensor([text]), self.pad, keeps_scores=scores)
+            asked = CriteriaBatch(
+                criteria, [row], torch.tensor([text], dtype=torch.int64), self.pad, keeps_scores=scores
+            )
         return RowStops(row, self.ends, min(wish, room), room < wish, asked)
 
 

@@ -94,17 +94,26 @@ def check_prompts(prompts: Sequence[Sequence[int]], target: StateBackend) -> Non
     for row, prompt in enumerate(prompts):
         if not len(prompt):
             raise InvalidInput(f"The prompt of row {row} is empty; give at least one token.")
-        if target.max_length is not None and len(prompt) > target.max_length:
-            raise InvalidInput(
-                f"The prompt of row {row} has {len(prompt)} tokens and the target's context holds "
-                f"{target.max_length}; shorten it."
-            )
+        check_length(len(prompt), target, row=row)
         if not 0 <= min(prompt) <= max(prompt) < target.vocab_size:
             bad = next(t for t in prompt if not 0 <= t < target.vocab_size)
             raise InvalidInput(
                 f"The prompt of row {row} holds token {bad}, outside the vocabulary of "
                 f"{target.vocab_size}; encode it with the target's tokenizer."
             )
+
+
+def check_length(length: int, target: StateBackend, *, row: int) -> None:
+    """Refuse a prompt of this length that the context of `target` does not hold.
+
+    Raises:
+        InvalidInput: names the row.
+    """
+    if target.max_length is not None and length > target.max_length:
+        raise InvalidInput(
+            f"The prompt of row {row} has {length} tokens and the target's context holds "
+            f"{target.max_length}; shorten it."
+        )
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad: int) -> Tensor:

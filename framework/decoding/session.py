@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby, islice
 from time import perf_counter
 from types import TracebackType
 from typing import Any
@@ -23,6 +24,7 @@ from draftwood.decoding.round_records import Round, Statistics, peak_memory
 from draftwood.distributions.constraints import Constraint
 from draftwood.distributions.sampling import SamplingParams
 from draftwood.protocols import Drafter, StateBackend
+from draftwood.protocols.model_prompt import ModelPrompt, PromptRow
 from draftwood.protocols.vocabulary import unfitted
 
 
@@ -134,7 +136,7 @@ class Session:
 
     def add(
         self,
-        prompt: Sequence[int],
+        prompt: Sequence[int] | PromptRow,
         *,
         max_new_tokens: int | None = None,
         sampling: SamplingParams | None = None,
@@ -153,7 +155,7 @@ class Session:
         when it raises in a round: `RowRecord.error`. What it raises in this call comes out of this call.
 
         Args:
-            prompt: token ids.
+            prompt: token ids, or a row of a `ModelPrompt`, all of whose rows are added one after the other.
             max_new_tokens: default: the session's.
             sampling: how the target's tokens are chosen; default: as in the session.
             draft_sampling: the same for the draft; default: the session's where `sampling` is, else as
@@ -328,7 +330,21 @@ class Session:
                 f"max_rows is {self._max_rows}, and {held} kept row(s) whose texts have ended fill it; "
                 "release() or extend() one, so that there is a row to write."
             )
-        return [self._waiting[place] for place in range(min(room, len(self._waiting)))]
+        joining = list(islice(self._waiting, max(room, 0)))
+        if not joining:
+            return []
+        # Rows of one prompt of more than tokens are read together, and without others.
+        _, together = next(groupby(joining, key=_prompt_of))
+        joining = list(together)
+        given = _prompt_of(joining[0])
+        if given is not None and len(joining) < len(given):
+            if not self.running:
+                raise InvalidInput(
+                    f"A prompt of {len(given)} rows is read at once, and {len(joining)} of them can join; "
+                    "add all of them, and leave room for them (max_rows)."
+                )
+            return []
+        return joining
 
     def _read(self, joining: Sequence[BatchRow]) -> tuple[Tensor | None, float]:
         """Let the target read the prompts; logits for the first tokens where it gives them, and the time."""
@@ -360,6 +376,10 @@ class Session:
                 "text has ended."
             )
         return state
+
+
+def _prompt_of(row: BatchRow) -> ModelPrompt | None:
+    return None if row.given is None else row.given.prompt
 
 
 def renew(target: StateBackend, drafter: Drafter, *, past: KeptText | GivenCache | None = None) -> None:

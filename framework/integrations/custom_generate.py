@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from os import PathLike
 from typing import Any, Literal, cast
 
@@ -13,7 +13,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood.base.errors import InvalidInput, stop_iteration_as_it_is
+from draftwood.base.errors import DraftwoodError, InvalidInput, UnsupportedModel, stop_iteration_as_it_is
 from draftwood.base.model_key import ModelKey
 from draftwood.decoding.decoder import SpeculativeDecoder, as_drafter
 from draftwood.decoding.generation import Generation, PartialGeneration
@@ -26,10 +26,12 @@ from draftwood.distributions.constraints import Constraint
 from draftwood.distributions.sampling import SamplingParams
 from draftwood.integrations.followed_processors import follow
 from draftwood.integrations.generate_call import Call, watch
+from draftwood.integrations.generate_inputs import prompt_of
 from draftwood.integrations.generate_options import limits, refuse_unserved
 from draftwood.integrations.inner_outputs import inner_outputs
 from draftwood.laws.randomness import row_seeds
-from draftwood.protocols import Drafter, TreePolicy, Verifier, policy_states, registry
+from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier, policy_states, registry
+from draftwood.protocols.model_prompt import ModelPrompt
 from draftwood.protocols.named_heads import NamedHead
 
 
@@ -98,6 +100,11 @@ class CustomGenerate:
     def __attrs_post_init__(self) -> None:
         watch(type(self))
 
+    @property
+    def target(self) -> StateBackend | None:
+        """The backend of the model of the last call; None before the first."""
+        return None if self._decoder is None else self._decoder.target
+
     def generate(self, model: Any, inputs: Tensor | None = None, **arguments: Any) -> Any:
         """Calls `model.generate` with these arguments and this loop, and returns what it returns.
 
@@ -113,7 +120,8 @@ class CustomGenerate:
             arguments["stopping_criteria"] = criteria
         Call.of(arguments).note()
         try:
-            return model.generate(inputs, **arguments)
+            # A family's own generate() may call its first argument otherwise.
+            return model.generate(*(() if inputs is None else (inputs,)), **arguments)
         finally:
             Call.taken()
 
@@ -136,20 +144,20 @@ class CustomGenerate:
         streamer = streamer or call.streamer or self.streamer
         prompt_is_shown = call.streamer is not None
         try:
-            refuse_unserved(
-                call, model, generation_config, model_kwargs, ids=input_ids, synced_gpus=synced_gpus
-            )
+            refuse_unserved(call, model, generation_config, model_kwargs, synced_gpus=synced_gpus)
+            prompt = prompt_of(call, model, model_kwargs, input_ids, generation_config)
             if streamer is not None and len(input_ids) > 1:
                 raise InvalidInput(
                     f"A streamer shows one row and {len(input_ids)} were given; call once per row."
                 )
             if streamer is not None and not prompt_is_shown:
                 streamer.put(input_ids.cpu())
-            turn = _turn(model_kwargs, generation_config, input_ids)
+            turn = None if prompt is not None else _turn(model_kwargs, generation_config, input_ids)
             generation = self._generate(
                 model,
                 input_ids,
                 model_kwargs.get("attention_mask"),
+                prompt=prompt,
                 processors=logits_processor or (),
                 criteria=stopping_criteria or (),
                 tokenizer=tokenizer or call.tokenizer or self.tokenizer,
@@ -163,7 +171,12 @@ class CustomGenerate:
         if not generation_config.return_dict_in_generate:
             return generation.sequences
         inner = inner_outputs(
-            model, generation.sequences, generation_config, model_kwargs, prompt=input_ids.shape[1]
+            model,
+            generation.sequences,
+            generation_config,
+            model_kwargs,
+            prompt=input_ids.shape[1],
+            columns=None if prompt is None else prompt.columns,
         )
         return _as_output(generation, None if turn is None else turn.kept, inner)
 
@@ -173,6 +186,7 @@ class CustomGenerate:
         input_ids: Tensor,
         mask: Tensor | None,
         *,
+        prompt: ModelPrompt | None,
         processors: Sequence[Any],
         criteria: Sequence[Any],
         tokenizer: Any,
@@ -182,7 +196,7 @@ class CustomGenerate:
     ) -> Generation:
         asked, longest, ends = limits(criteria)
         processors, constraint = self._constrained(processors, rows=len(input_ids), ends=ends)
-        prompts = as_prompts(input_ids, mask)
+        prompts = as_prompts(input_ids, mask) if prompt is None else prompt
         room = (longest if longest is not None else config.max_length) - input_ids.shape[1]
         keep = TokenDetails(
             logits=bool(config.return_dict_in_generate and config.output_logits),
@@ -195,7 +209,7 @@ class CustomGenerate:
         pad = getattr(config, "_pad_token_tensor", None)
         pad = config.pad_token_id if pad is None else int(pad)
         pad = pad if pad is not None else 0
-        rounds = self._decoder_of(model).stream(
+        rounds = self._decoder_of(model, by_forward=prompt is not None).stream(
             prompts,
             max_new_tokens=max(room, 1),  # `generate` asks its criteria after a first token
             # It has put temperature, top-k and their kin among the processors already.
@@ -239,12 +253,18 @@ class CustomGenerate:
             )
         return others, self.constraint if followed is None else followed
 
-    def _decoder_of(self, model: Any) -> SpeculativeDecoder:
-        """The decoder of the last model, or a new one: for another model, or another structure of it."""
-        structure = ModelKey.of(model).structure
+    def _decoder_of(self, model: Any, *, by_forward: bool) -> SpeculativeDecoder:
+        """The decoder of the last model, or a new one: for another model, or another structure of it.
+
+        Args:
+            model: the target.
+            by_forward: whether its own forward reads the prompt. Then trees after the prompt are checked
+                there, and a model that reads text otherwise than it decodes is not refused for that.
+        """
+        structure = ModelKey.of(model).structure, by_forward
         if self._decoder is None or self._model is not model or self._structure != structure:
             self._decoder = SpeculativeDecoder(
-                model if self.engine == "eager" else registry.load(model, engine=self.engine),
+                self._target_of(model, by_forward=by_forward),
                 cast(Drafter, self.drafter),
                 self.policy,
                 self.verifier,
@@ -252,6 +272,16 @@ class CustomGenerate:
             )
             self._model, self._structure = model, structure
         return self._decoder
+
+    def _target_of(self, model: Any, *, by_forward: bool) -> Any:
+        try:
+            return registry.load(model, engine=self.engine)
+        except UnsupportedModel:
+            if not by_forward:
+                raise
+            with suppress(DraftwoodError):
+                return registry.get("loaders", "auto")(model, attention="mask")
+            raise
 
 
 def _untold() -> Call:

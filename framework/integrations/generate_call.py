@@ -28,20 +28,22 @@ class Call:
         streamer: or None.
         assistant_model: or None.
         tokenizer: or None.
-        arguments: the names of further arguments that hold anything.
+        arguments: further arguments that hold anything, by name.
     """
 
     streamer: Any = None
     assistant_model: Any = None
     tokenizer: Any = None
-    arguments: frozenset[str] = frozenset()
+    arguments: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Call:
         """The call with these keyword arguments."""
         named = ("streamer", "assistant_model", "tokenizer")
-        others = {name for name, value in arguments.items() if says_something(value)} - set(named)
-        return cls(**{name: arguments.get(name) for name in named}, arguments=frozenset(others))
+        others = {
+            name: value for name, value in arguments.items() if name not in named and says_something(value)
+        }
+        return cls(**{name: arguments.get(name) for name in named}, arguments=others)
 
     def note(self) -> None:
         """Keep it for the loop that `generate` is about to call in this thread."""

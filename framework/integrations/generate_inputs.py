@@ -1,8 +1,7 @@
-"""The inputs of a call of transformers' `generate`: text is supported, everything else is refused by name."""
+"""The inputs of a call of transformers' `generate`: a text, or a prompt of more than tokens."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,9 +9,11 @@ import torch
 from torch import Tensor
 
 from draftwood.base.errors import InvalidInput
+from draftwood.decoding.given_cache import filled_cache
 from draftwood.decoding.kept_text import KeptText
 from draftwood.integrations.generate_call import Call, says_something
 from draftwood.integrations.inner_outputs import FLAGS
+from draftwood.protocols.model_prompt import ModelPrompt, placeholders_of
 
 # What `generate` itself prepares for the model, and leaves the text as it is.
 _PREPARED = frozenset({"attention_mask", "logits_to_keep", "use_cache", "return_dict"})
@@ -20,39 +21,57 @@ _CACHES = frozenset({"cache", "past_key_values", "cache_params", "state", "past_
 # Marks of the tokens that stand for images, videos or sound; 0 is text.
 _TOKEN_TYPES = frozenset({"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"})
 _ENCODED = "mm_encoder_outputs"
-# What a caller calls these inputs, by transformers' names for them.
-_KINDS: Mapping[str, re.Pattern[str]] = {
-    kind: re.compile(pattern)
-    for kind, pattern in {
-        "videos": r"video|second_per_grid",
-        "images": r"pixel|image|vision|patch|spatial_shapes|aspect_ratio|tgt_size|crop",
-        "audio": r"audio|speech|input_features|feature_attention_mask|input_values",
-        "encoder inputs": r"^(en|de)coder_(outputs|hidden|input|attention|position)|^cross_attention",
-        "embeddings": r"embeds",
-    }.items()
-}
 
 
-def refuse_other_inputs(call: Call, model: Any, model_kwargs: Mapping[str, Any], ids: Tensor) -> None:
-    """Refuse inputs other than the tokens of a text.
+def prompt_of(
+    call: Call, model: Any, model_kwargs: Mapping[str, Any], ids: Tensor, config: Any
+) -> ModelPrompt | None:
+    """Returns the prompt of a call that gives more than the tokens of a text; None for a text.
 
     Args:
         call: of `generate`.
         model: whose `generate` was called.
         model_kwargs: the arguments for the model's forward.
         ids: the prompts `[rows, length]`.
+        config: the prepared `GenerationConfig`.
 
     Raises:
-        InvalidInput: names what was given.
+        InvalidInput: names what was given, and cannot be read.
     """
     if getattr(model.config, "is_encoder_decoder", False):
         raise InvalidInput(
             f"{type(model).__name__} is an encoder-decoder, and its encoder inputs are not supported by "
             "draft trees; decode without custom_generate=, or use a decoder-only model."
         )
+    _refuse_caches(call, model_kwargs)
+    more = _more_than_text(call, model, model_kwargs, ids)
+    if _has_virtual_tokens(model):
+        more.append("PEFT's learnt tokens")
+    if not more:
+        return None
+    if any(isinstance(value, KeptText) for value in model_kwargs.values()):
+        raise InvalidInput(
+            f"past_key_values of a call of draft trees goes on with a text, and {' and '.join(more)} was "
+            "given too; leave one of the two out."
+        )
+    mask = model_kwargs.get("attention_mask")
+    columns = ids.shape[1] if (embedded := model_kwargs.get("inputs_embeds")) is None else embedded.shape[1]
+    whole = getattr(config, "_mask_length", columns) if mask is None else mask.shape[1]
+    if filled_cache(model_kwargs) is not None and whole != columns:
+        raise InvalidInput(
+            f"past_key_values holds a part of the {whole} tokens of attention_mask, and {columns} were "
+            "given; give the whole text as input_ids."
+        )
+    given = {name: value for name, value in call.arguments.items() if not hasattr(config, name)}
+    prompt = ModelPrompt(ids, dict(model_kwargs), given, placeholders_of(model), type(model))
+    prompt.check()
+    return prompt
+
+
+def _refuse_caches(call: Call, model_kwargs: Mapping[str, Any]) -> None:
     from transformers import Cache, QuantizedCache
 
-    for name in sorted(_CACHES & call.arguments & set(model_kwargs)):
+    for name in sorted(_CACHES & call.arguments.keys() & set(model_kwargs)):
         if not isinstance(model_kwargs[name], (KeptText, Cache)):
             given_as = type(model_kwargs[name]).__name__
             raise InvalidInput(
@@ -64,46 +83,31 @@ def refuse_other_inputs(call: Call, model: Any, model_kwargs: Mapping[str, Any],
                 f"{name} is a QuantizedCache, which would change the text, and draft trees keep a cache of "
                 "their own; leave it out."
             )
-    # `generate` encodes images and drops them. A cache may have a name that is only there for `generate`.
+
+
+def _more_than_text(call: Call, model: Any, model_kwargs: Mapping[str, Any], ids: Tensor) -> list[str]:
+    """Returns the names of inputs besides the tokens of a text that change what the model reads."""
+    # A cache may have a name that is only there for `generate`.
     supported = _PREPARED | _CACHES | {"position_ids", *FLAGS}
     given = {key: value for key, value in model_kwargs.items() if key not in supported}
-    given |= {argument: True for argument in call.arguments if _kind(argument) and argument not in given}
-    encoded = given.pop(_ENCODED, None) or {}
-    given |= {f"encoded {modality}": value for modality, value in encoded.items()}
-    for argument in sorted(key for key, value in given.items() if says_something(value)):
-        if argument in _TOKEN_TYPES and takes_more_than_text(model):
-            if not bool((given[argument] != 0).any()):
-                continue
-            raise InvalidInput(
-                f"{argument} marks tokens that stand for images, videos or audio, and draft trees support "
-                "text only; decode without custom_generate=."
-            )
-        if (kind := _kind(argument)) is not None:
-            named = "" if argument.startswith("encoded ") else f" ({argument})"
-            raise InvalidInput(
-                f"{kind[0].upper()}{kind[1:]}{named} were given, and draft trees support text only; give the "
-                "text as input_ids, or decode without custom_generate=."
-            )
-        raise InvalidInput(
-            f"{argument} is not supported by draft trees; leave it out and give the text as input_ids."
-        )
+    # `generate` encodes images and drops them.
+    given |= {f"encoded {kind}": value for kind, value in (given.pop(_ENCODED, None) or {}).items()}
+    more = [
+        name
+        for name, value in given.items()
+        if says_something(value)
+        and not (name in _TOKEN_TYPES and takes_more_than_text(model) and not bool((value != 0).any()))
+    ]
     positions = model_kwargs.get("position_ids") if "position_ids" in call.arguments else None
     if positions is not None and not _counts_tokens(positions, model_kwargs.get("attention_mask"), ids):
-        raise InvalidInput(
-            "position_ids differs from the number of tokens before each token, and draft trees only support "
-            "that; leave it out."
-        )
+        more.append("position_ids")
+    return sorted(more)
 
 
 def takes_more_than_text(model: Any) -> bool:
     """Returns whether a transformers model reads images, videos or sound as well."""
     modalities = getattr(model, "input_modalities", "text")
     return not isinstance(modalities, str) and set(modalities) != {"text"}
-
-
-def _kind(argument: str) -> str | None:
-    """Returns the user's word for the input of this name; None for an input of another kind."""
-    return next((kind for kind, pattern in _KINDS.items() if pattern.search(argument)), None)
 
 
 def _counts_tokens(positions: Tensor, mask: Tensor | None, ids: Tensor) -> bool:
@@ -113,3 +117,10 @@ def _counts_tokens(positions: Tensor, mask: Tensor | None, ids: Tensor) -> bool:
     if positions.dim() not in (2, 3) or positions.shape[-2:] not in (expected.shape, expected[:1].shape):
         return False
     return bool(((positions == expected) | (seen == 0).to(positions.device)).all())
+
+
+def _has_virtual_tokens(model: Any) -> bool:
+    """Returns whether PEFT puts learnt tokens in front of the text, without the model's knowledge."""
+    # PEFT calls the `generate` of the model below it, whose inputs it then prepares itself.
+    wrapper = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", None)
+    return bool(getattr(getattr(wrapper, "active_peft_config", None), "is_prompt_learning", False))

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from draftwood.base.errors import InvalidInput
 from draftwood.integrations.generate_call import Call
-from draftwood.integrations.generate_inputs import refuse_other_inputs
 from draftwood.integrations.inner_outputs import refuse_unread
 
 # Caches that round what they keep. All others leave the text as it is: windows follow from the model.
@@ -28,7 +25,7 @@ _OTHER_DECODING: Mapping[str, Sequence[Any]] = {
 
 
 def refuse_unserved(
-    call: Call, model: Any, config: Any, model_kwargs: Mapping[str, Any], *, ids: Tensor, synced_gpus: bool
+    call: Call, model: Any, config: Any, model_kwargs: Mapping[str, Any], *, synced_gpus: bool
 ) -> None:
     """Refuse options that would change the text or the output and are not supported.
 
@@ -37,11 +34,10 @@ def refuse_unserved(
         model: whose `generate` was called.
         config: the prepared `GenerationConfig`.
         model_kwargs: the arguments for the model's forward.
-        ids: the prompts `[rows, length]`.
         synced_gpus: whether ranks that have ended must go on with the others.
 
     Raises:
-        InvalidInput: names the option, or the input, and what to do without it.
+        InvalidInput: names the option and what to do without it.
     """
     options = [
         name
@@ -62,11 +58,6 @@ def refuse_unserved(
             "token_healing=True changes the prompt but not its mask; heal it first, with "
             "model.heal_tokens(ids, tokenizer)."
         )
-    if _has_virtual_tokens(model):
-        raise InvalidInput(
-            "PEFT's prompt and prefix tuning put tokens in front of the text that no draft tree sees; decode "
-            "without custom_generate=, or use an adapter of weights, such as LoRA."
-        )
     if hooks := _adapters_by_row(model):
         for module, number in hooks:  # PEFT takes them away after a call that ends without an error, only
             del vars(module)["_forward_pre_hooks"][number]
@@ -83,15 +74,7 @@ def refuse_unserved(
             f"cache_implementation={config.cache_implementation!r} would change the text, and draft trees "
             "keep their own cache; leave it out."
         )
-    refuse_other_inputs(call, model, model_kwargs, ids)
     refuse_unread(model, config, model_kwargs)
-
-
-def _has_virtual_tokens(model: Any) -> bool:
-    """Returns whether PEFT puts learnt tokens in front of the text, without the model's knowledge."""
-    # PEFT calls the `generate` of the model below it, whose inputs it then prepares itself.
-    wrapper = getattr(vars(model).get("prepare_inputs_for_generation"), "__self__", None)
-    return bool(getattr(getattr(wrapper, "active_peft_config", None), "is_prompt_learning", False))
 
 
 def _adapters_by_row(model: Any) -> list[tuple[Any, int]]:

@@ -51,7 +51,13 @@ def refuse_unread(model: Any, config: Any, model_kwargs: Mapping[str, Any]) -> N
 
 
 def inner_outputs(
-    model: Any, sequences: Tensor, config: Any, model_kwargs: Mapping[str, Any], *, prompt: int
+    model: Any,
+    sequences: Tensor,
+    config: Any,
+    model_kwargs: Mapping[str, Any],
+    *,
+    prompt: int,
+    columns: int | None = None,
 ) -> dict[str, tuple[tuple[Tensor, ...], ...]]:
     """Returns attentions and hidden states by field, a tuple of layers for every step.
 
@@ -64,6 +70,7 @@ def inner_outputs(
         config: the prepared `GenerationConfig`.
         model_kwargs: what the model was to be called with.
         prompt: columns of `sequences` before the first new token.
+        columns: of what the model reads before it, where these are embeddings; default: `prompt`.
 
     Returns:
         Only the fields that were asked for. Attentions are `[rows, heads, queries, keys]`, hidden states
@@ -73,13 +80,14 @@ def inner_outputs(
     if not (flags := asked(config)):
         return {}
     kwargs, new = dict(model_kwargs), sequences.shape[1] - prompt - 1
+    columns = prompt if columns is None else columns
     name, given = _cache_of(kwargs)
     cache = copy.copy(given)
     if cache is not None:
         # Updates of the copies do not write to the given cache's tensors.
         cache.layers = [copy.copy(layer) for layer in given.layers]
         kwargs[name] = cache
-    fresh = None if cache is None else prompt - cache.get_seq_length()
+    fresh = None if cache is None else columns - cache.get_seq_length()
     first = _read(model, sequences[:, :prompt], kwargs, next_sequence_length=fresh, is_first_iteration=True)
     attention = getattr(model.config, "_attn_implementation", "eager")
     if "output_attentions" in flags and first.attentions and attention != "eager":
@@ -100,7 +108,7 @@ def inner_outputs(
             _windows(model, cache),
         )
         for query in range(new):
-            keys = [min(prompt + query + 1, window or sequences.shape[1]) for window in windows]
+            keys = [min(columns + query + 1, window or columns + new) for window in windows]
             for field, found in steps.items():
                 seen = keys if field == "attentions" else [None] * len(later[field])
                 # Without eager attention there are no attentions, as in generate().

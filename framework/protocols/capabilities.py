@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from draftwood.base.errors import UnsupportedModel
+from draftwood.protocols.model_prompt import ModelPrompt
 from draftwood.protocols.ranks import Ranks
 from draftwood.trees.level_plan import LevelPlan, Levels
 
@@ -34,6 +35,21 @@ class ReadsPrompts(Protocol):
         """
         raise UnsupportedModel(
             f"{type(self).__name__} gives no logits with a prefill; call prefill() and extend()."
+        )
+
+    def read_prompt(self, prompt: ModelPrompt) -> Float[Tensor, "rows vocab"]:
+        """Append rows by the model's own forward over a prompt that holds more than tokens.
+
+        Returns the logits after each row's prompt, `[rows, vocab]`. What the later passes of a row are given
+        besides tokens (where its positions go on, types of its tokens) is kept with the row.
+
+        Raises:
+            InvalidInput: inputs that the model refuses.
+            UnsupportedModel: the backend reads only tokens, or its passes after such a prompt do not give
+                what the model's own decoding gives.
+        """
+        raise UnsupportedModel(
+            f"{type(self).__name__} only reads tokens; give the prompt as token ids, or load the model."
         )
 
     def take_over(self, cache: Any, lengths: Sequence[int]) -> None:

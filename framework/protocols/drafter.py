@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from draftwood.protocols.model_prompt import ModelPrompt, words_of
 from draftwood.protocols.state_backend import StateBackend
 from draftwood.trees.level_plan import LevelPlan, Levels
 from draftwood.trees.outcome import Outcome
@@ -41,6 +42,14 @@ class Drafter(Protocol):
     def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
         """Append rows whose text before the root is `rows[i]` `[length]` int64 (possibly empty)."""
         ...
+
+    def prefill_prompt(self, prompt: ModelPrompt, rows: Sequence[int]) -> None:
+        """Append these rows of a prompt that holds more than tokens, all of which the target has read.
+
+        Default: the drafter reads the words, that is, the tokens without placeholders of images, videos or
+        sound, and of embeddings nothing. The law of the text does not depend on it.
+        """
+        self.prefill(words_of(prompt, rows, vocab_size=self.vocab_size))
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         """Forget these rows, or all of them; never raises for a row that it does not have."""

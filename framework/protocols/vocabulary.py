@@ -11,6 +11,7 @@ from torch import Tensor
 
 from draftwood.base.errors import IncompatibleModels
 from draftwood.protocols import Drafter
+from draftwood.protocols.model_prompt import ModelPrompt
 from draftwood.trees.outcome import Outcome
 from draftwood.trees.request import Request, Requests
 
@@ -58,6 +59,9 @@ class FittedDrafter(Drafter):
 
     def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
         self.drafter.prefill([self._in_vocabulary(row) for row in rows])
+
+    def prefill_prompt(self, prompt: ModelPrompt, rows: Sequence[int]) -> None:
+        self.drafter.prefill_prompt(prompt, rows)
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         self.drafter.release(rows)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwood import IncompatibleModels, Outcome, StateBackend
+from draftwood.protocols.model_prompt import ModelPrompt, filled_words
 from draftwood.strategies.blocks.context import Contexts
 from draftwood.strategies.blocks.files import is_block, load_block
 from draftwood.strategies.blocks.head import BlockHead
@@ -89,6 +90,11 @@ class BlockDrafter(FeatureMarginals):
         self._check_rows(rows, held=len(self._contexts))
         self._contexts.join(len(rows))
         super().prefill(rows)
+
+    def prefill_prompt(self, prompt: ModelPrompt, rows: Sequence[int]) -> None:
+        # The target has features of all columns, images and embeddings among them.
+        lengths = self.target.lengths[len(self._contexts) :]
+        self.prefill(filled_words(prompt, rows, lengths=lengths, vocab_size=self.vocab_size))
 
     def _forget(self, kept: Sequence[int]) -> None:
         self._contexts.keep(kept)

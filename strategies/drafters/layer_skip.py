@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from draftwood import Drafter, InvalidInput, Outcome, Request, StateBackend, UnsupportedModel
+from draftwood.protocols.model_prompt import ModelPrompt
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.target import as_target
 
@@ -76,6 +77,9 @@ class LayerSkip(Drafter):
 
     def prefill(self, rows: Sequence[Tensor]) -> None:
         self._drafter.prefill(rows)
+
+    def prefill_prompt(self, prompt: ModelPrompt, rows: Sequence[int]) -> None:
+        self._drafter.prefill_prompt(prompt, rows)
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         self._drafter.release(rows)

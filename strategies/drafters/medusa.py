@@ -18,6 +18,7 @@ from torch.nn.functional import silu
 from draftwood import IncompatibleModels, InvalidInput, Outcome, StateBackend
 from draftwood.base.errors import UnsupportedModel
 from draftwood.base.whole_files import write_by, write_json
+from draftwood.protocols.model_prompt import ModelPrompt, filled_words
 from draftwood.strategies.drafters.depth_marginals import DepthMarginals
 from draftwood.strategies.drafters.target import as_target
 from draftwood.strategies.heads.found import described_in, folder_of
@@ -205,6 +206,11 @@ class MedusaHeads(DepthMarginals):
         self._check_target(list(map(len, rows)))
         self._hidden += [None for _ in rows]
         super().prefill(rows)
+
+    def prefill_prompt(self, prompt: ModelPrompt, rows: Sequence[int]) -> None:
+        # The target has features of all columns, images and embeddings among them.
+        lengths = self.target.lengths[len(self._hidden) :]
+        self.prefill(filled_words(prompt, rows, lengths=lengths, vocab_size=self.vocab_size))
 
     def _forget(self, kept: Sequence[int]) -> None:
         self._hidden = [self._hidden[row] for row in kept]

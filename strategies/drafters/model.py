@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from os import PathLike
 from typing import Any
@@ -11,8 +12,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwood import Drafter, LevelPlan, Levels, Outcome, Request, Requests, StateBackend, load
+from draftwood import (
+    Drafter,
+    DraftwoodError,
+    LevelPlan,
+    Levels,
+    Outcome,
+    OutOfMemory,
+    Request,
+    Requests,
+    StateBackend,
+    load,
+)
+from draftwood.protocols.model_prompt import ModelPrompt
 from draftwood.strategies.drafters.requested_nodes import RequestedNodes
+
+log = logging.getLogger(__name__)
 
 
 def _as_backend(model: Any) -> StateBackend:
@@ -26,6 +41,9 @@ class ModelDrafter(Drafter):
     Nodes it was never asked about (leaves of the tree) have no state in it; when one is accepted, its
     token is fed before the next root, in the same pass. Where the text has outgrown the model's context
     it proposes nothing.
+
+    Of a prompt with images, videos or sound a model of the target's own class reads all, by its own forward;
+    other models read the words around them, and of embeddings nothing.
     """
 
     backend: StateBackend = attrs.field(converter=_as_backend)
@@ -55,6 +73,26 @@ class ModelDrafter(Drafter):
         self.backend.prefill([row if fit else row[:0] for row, fit in zip(rows, fits, strict=True)])
         pending = [[] if fit else row.tolist() for row, fit in zip(rows, fits, strict=True)]
         self._round.join(pending)
+
+    def prefill_prompt(self, prompt: ModelPrompt, rows: Sequence[int]) -> None:
+        held = len(self.backend.lengths)
+        if type(self.model) is not prompt.family or not self._reads(prompt):
+            super().prefill_prompt(prompt, rows)
+            return
+        self.backend.release([held + row for row in range(len(prompt)) if row not in rows])
+        self._round.join([[] for _ in rows])
+
+    def _reads(self, prompt: ModelPrompt) -> bool:
+        """Returns whether the model has read all of `prompt`; one of the target's class may still not."""
+        try:
+            self.backend.read_prompt(prompt.read_by(self.model))
+        except OutOfMemory:
+            raise
+        except (DraftwoodError, ValueError, RuntimeError) as error:
+            # Made for other images, say: proposals without them are judged too.
+            log.warning("The draft model reads only the words of this prompt (%s).", error)
+            return False
+        return True
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         self.backend.release(rows)

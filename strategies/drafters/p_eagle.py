@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from draftwood import InvalidInput, Outcome
+from draftwood.protocols.model_prompt import ModelPrompt, filled_words
 from draftwood.strategies.drafters.feature_marginals import FeatureMarginals
 from draftwood.strategies.heads.found import described_in, folder_of
 from draftwood.strategies.heads.peagle import Known, PEagleHead, is_peagle, load_peagle
@@ -95,6 +96,11 @@ class PEagle(FeatureMarginals):
         self._last += [None] * len(rows)
         self._joined = [row.tolist() for row in rows]
         super().prefill(rows)
+
+    def prefill_prompt(self, prompt: ModelPrompt, rows: Sequence[int]) -> None:
+        # The target has features of all columns, images and embeddings among them.
+        lengths = self.target.lengths[len(self._known) :]
+        self.prefill(filled_words(prompt, rows, lengths=lengths, vocab_size=self.vocab_size))
 
     def _forget(self, kept: Sequence[int]) -> None:
         self._known = [self._known[row] for row in kept]

@@ -19,6 +19,7 @@ from draftwood import (
     StateBackend,
     UnsupportedModel,
 )
+from draftwood.protocols.model_prompt import ModelPrompt, filled_words
 from draftwood.strategies.heads.pair_rows import PairRows
 from draftwood.strategies.heads.pairs import PairHead
 
@@ -70,6 +71,11 @@ class PairDrafter(Drafter):
             )
         states = self._taken()
         self._rows.join([row.tolist() for row in rows], states[held:])
+
+    def prefill_prompt(self, prompt: ModelPrompt, rows: Sequence[int]) -> None:
+        # The target has features of all columns, images and embeddings among them.
+        lengths = self.target.lengths[len(self._rows) :]
+        self.prefill(filled_words(prompt, rows, lengths=lengths, vocab_size=self.vocab_size))
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         self._rows.release(rows)

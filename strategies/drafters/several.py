@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from draftwood import Drafter, IncompatibleModels, InvalidInput, Outcome, Request, StateBackend
+from draftwood.protocols.model_prompt import ModelPrompt
 
 
 def _as_members(members: Iterable[Drafter]) -> tuple[Drafter, ...]:
@@ -58,6 +59,10 @@ class Several(Drafter):
     def prefill(self, rows: Sequence[Tensor]) -> None:
         for member in self.members:
             member.prefill(rows)
+
+    def prefill_prompt(self, prompt: ModelPrompt, rows: Sequence[int]) -> None:
+        for member in self.members:
+            member.prefill_prompt(prompt, rows)
 
     def release(self, rows: Sequence[int] | None = None) -> None:
         for member in self.members:

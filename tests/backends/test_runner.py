@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from draftwood.backends.kinds.transformer import TransformerBackend
 from draftwood.backends.model.model_pass import ModelPass
 from draftwood.backends.model.runner import AsItIs, Runner
 from draftwood.backends.nodes.pass_inputs import PassInputs
 from draftwood.backends.structure.forward import cache_argument
+from draftwood.protocols.model_prompt import ModelPrompt
 from draftwood.testing.backends import StateBackendTests
 from tests.backends.attention_models import VOCAB, tiny, words
 from tests.backends.test_architectures import pair
@@ -113,3 +115,31 @@ def test_an_engine_gives_what_passes_give_as_they_are() -> None:
         by_engine, as_it_is = logits
         assert torch.allclose(by_engine, as_it_is, rtol=1e-4, atol=1e-5)
     assert backends[0]._runner.passes == 6
+
+
+class Told(AsItIs):
+    """Notes how many rows it is told of when rows have joined."""
+
+    def __init__(self, model_pass: Any, **_: Any) -> None:
+        super().__init__(model_pass)
+        self.rows: list[int] = []
+
+    def joined(self, rows: int) -> None:
+        self.rows.append(rows)
+
+
+def test_a_runner_is_told_of_rows_that_were_read_elsewhere() -> None:
+    """A captured runner lays out its buffers there: from a cache, from a prompt, and from tokens."""
+    model = tiny()
+    backend = TransformerBackend(model, runner=Told)
+    runner = backend._runner
+    assert isinstance(runner, Told)
+    backend.prefill([torch.tensor([3, 4, 5])])
+    cache = DynamicCache(config=model.config)
+    ids = torch.tensor([[7, 8, 9], [9, 8, 7]])
+    with torch.no_grad():
+        model(ids, **{cache_argument(model): cache})
+    backend.take_over(cache, [3, 3])
+    backend.read_prompt(ModelPrompt.of(model, inputs_embeds=torch.randn(1, 4, 32)))
+    assert runner.rows == [1, 3, 4]
+    assert backend.lengths == [3, 3, 3, 4]

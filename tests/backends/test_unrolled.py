@@ -29,9 +29,9 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     seen: list[tuple[int, int]] = []
     run = UnrolledBackend._run
 
-    def counted(self: Any, cache: Any, tokens: torch.Tensor, **options: Any) -> torch.Tensor:
+    def counted(self: Any, cache: Any, tokens: torch.Tensor, row: Any, **options: Any) -> torch.Tensor:
         seen.append((tokens.shape[0], tokens.shape[1]))
-        return run(self, cache, tokens, **options)
+        return run(self, cache, tokens, row, **options)
 
     monkeypatch.setattr(UnrolledBackend, "_run", counted)
     return seen

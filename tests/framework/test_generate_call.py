@@ -41,9 +41,11 @@ def test_a_wrapped_generate_tells_as_much(times, named, monkeypatch):
     assert shown.prompt is not None
     with pytest.raises(InvalidInput, match="assistant_model asks for another way"):
         model("llama").generate(IDS, **options, assistant_model=draft(), custom_generate=loop())
-    embeddings = model("llama").get_input_embeddings()(IDS)
-    with pytest.raises(InvalidInput, match=r"Embeddings \(inputs_embeds\) were given"):
-        model("llama").generate(IDS, **options, inputs_embeds=embeddings, custom_generate=loop())
+    embeddings = {"inputs_embeds": model("llama").get_input_embeddings()(IDS) * 2}
+    expected = model("llama").generate(IDS, **options, **embeddings)
+    assert torch.equal(
+        model("llama").generate(IDS, **options, **embeddings, custom_generate=loop()), expected
+    )
 
 
 @pytest.mark.parametrize("told", [True, False])

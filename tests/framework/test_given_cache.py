@@ -128,8 +128,10 @@ def test_caches_that_cannot_be_read_say_so():
         )
     with pytest.raises(InvalidInput, match="holds 5 tokens of row 0, whose text has 5; give the whole text"):
         goes_on(filled(target, ids, mask))
-    with pytest.raises(InvalidInput, match="Layer 0 of past_key_values is a StaticLayer, which is not read"):
-        goes_on(filled(target, ids[:, :3], mask[:, :3], hf.StaticCache, max_cache_len=20))
+    other = filled(target, ids[:, :3], mask[:, :3])
+    other.layers[1] = type("OtherLayer", (type(other.layers[1]),), {})()
+    with pytest.raises(InvalidInput, match="Layer 1 of past_key_values is a OtherLayer, which is not read"):
+        goes_on(other)
     with pytest.raises(InvalidInput, match="holds 2 rows and 1 were given; give one text for each"):
         goes_on(filled(target, ids[:, :3].repeat(2, 1), mask[:, :3].repeat(2, 1)))
     half = filled(target, ids[:, :3], mask[:, :3])

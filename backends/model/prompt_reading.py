@@ -1,0 +1,194 @@
+"""A prompt that holds more than tokens, read by the model's own forward as `generate()` calls it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from draftwood.backends.model.features import Features, Pieces
+from draftwood.backends.nodes.row_inputs import RowInputs
+from draftwood.backends.structure.forward import cache_argument, input_device
+from draftwood.base.errors import InvalidInput, UnsupportedModel
+from draftwood.decoding.given_cache import filled_cache
+from draftwood.protocols.model_prompt import ModelPrompt
+
+# One value for each token; `generate()` makes the values of new tokens.
+_BY_TOKEN = frozenset({"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"})
+_TEXT_IS_ZERO = _BY_TOKEN - {"token_type_ids"}
+"""Names of inputs that are 0 for a token of text, which a pass over text assumes."""
+
+
+@attrs.frozen(eq=False)
+class PromptRead:
+    """The result of the model's own first forward.
+
+    Attributes:
+        logits: `[rows, vocab]` after the prompts.
+        cache: all that the model keeps of them, with the columns of padding before shorter rows.
+        padding: columns of padding of every row.
+        lengths: cached columns of every row, without padding.
+        inputs: what every later pass of a row is given besides tokens.
+        features: of every row, where a reader was given.
+    """
+
+    logits: Tensor
+    cache: Cache
+    padding: list[int]
+    lengths: list[int]
+    inputs: RowInputs
+    features: list[Pieces]
+
+
+class PromptForward:
+    """The steps that `generate()` of a model makes from a prompt, by its own methods.
+
+    Attributes:
+        cache: what the model keeps.
+    """
+
+    def __init__(self, module: Any, prompt: ModelPrompt, cache: Cache) -> None:
+        """Begin with `prompt`; a filled cache that it brings is copied, else `cache` is filled."""
+        self.module, device = module, input_device(module)
+        self._ids = prompt.ids.to(device)
+        self._kwargs = dict(prompt.inputs)
+        caches = (name for name, value in self._kwargs.items() if isinstance(value, Cache))
+        name, self._cached = next(caches, cache_argument(module)), 0
+        if (given := filled_cache(self._kwargs)) is not None:
+            cache, self._cached = copy.deepcopy(given), _columns(given, otherwise=0)
+        self._kwargs |= {name: cache, "use_cache": True}
+        self.cache = cache
+        self.seen: Tensor | None = None
+
+    def first(self) -> dict[str, Any]:
+        """Returns the inputs of the first forward."""
+        step: dict[str, Any] = {"is_first_iteration": True}
+        if self._cached:
+            embedded = self._kwargs.get("inputs_embeds")
+            whole = self._ids.shape[1] if embedded is None else embedded.shape[1]
+            step["next_sequence_length"] = whole - self._cached
+        inputs = self._prepared(step)
+        mask = inputs.get("attention_mask")
+        self.seen = mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
+        return inputs
+
+    def next(self, output: Any, tokens: Tensor) -> dict[str, Any]:
+        """Returns the inputs of the forward after `output`, which reads `tokens` `[rows]`."""
+        self._kwargs = self.module._update_model_kwargs_for_generation(output, self._kwargs)
+        found = next((v for v in self._kwargs.values() if isinstance(v, Cache)), None)
+        self.cache = self.cache if found is None else found
+        self._ids = torch.cat([self._ids, tokens.to(self._ids)[:, None]], 1)
+        return self._prepared({"next_sequence_length": 1})
+
+    def _prepared(self, step: Mapping[str, Any]) -> dict[str, Any]:
+        inputs = self.module.prepare_inputs_for_generation(self._ids, **step, **self._kwargs)
+        return {**inputs, "return_dict": True}
+
+
+def read_prompt(
+    module: Any, prompt: ModelPrompt, cache: Cache, *, reader: Features | None = None
+) -> PromptRead:
+    """Read `prompt` by the forward of `module`.
+
+    Args:
+        module: a transformers model.
+        prompt: that it prepared.
+        cache: an empty one, which it fills; a cache that the prompt brings is copied instead.
+        reader: takes features from the pass.
+
+    Raises:
+        InvalidInput: a mask with holes, or of other columns than the cache.
+        UnsupportedModel: later steps need inputs that are not known.
+    """
+    prompt.check()
+    forward = PromptForward(module, prompt, cache)
+    inputs = forward.first()
+    found: Tensor | None = None
+    if reader is None:
+        output = module(**inputs)
+    else:
+        found, output = reader.read(inputs)
+    rows = len(prompt)
+    step = forward.next(output, torch.zeros(rows, dtype=torch.int64))
+    read = step["inputs_embeds"] if step.get("input_ids") is None else step["input_ids"]
+    if read.shape[1] != 1:
+        raise UnsupportedModel(
+            f"generate() of {type(module).__name__} reads {read.shape[1]} columns for every new token after "
+            "this prompt, as where PEFT puts learnt tokens before each of them; decode without "
+            "custom_generate=."
+        )
+    columns = _columns(forward.cache, otherwise=prompt.columns)
+    if not columns:
+        raise UnsupportedModel(
+            f"{type(module).__name__} keeps no cache of such a prompt; decode without custom_generate=."
+        )
+    padding = _padding(forward.seen, rows, columns)
+    lengths = [columns - pad for pad in padding]
+    features: list[Pieces] = [()] * rows
+    if found is not None and reader is not None:
+        features = [
+            reader.trimmed([states[-length:].clone()]) for states, length in zip(found, lengths, strict=True)
+        ]
+    return PromptRead(
+        output.logits[:, -1].clone(),
+        forward.cache,
+        padding,
+        lengths,
+        _row_inputs(step, columns=columns, lengths=lengths),
+        features,
+    )
+
+
+def _columns(cache: Any, *, otherwise: int) -> int:
+    """Columns that a cache holds, padding included; `otherwise` where only recurrent layers keep anything."""
+    try:
+        return int(cache.get_seq_length())
+    except ValueError:
+        return otherwise
+
+
+def _padding(mask: Tensor | None, rows: int, columns: int) -> list[int]:
+    """Columns of padding before every row, by the mask `[rows, columns]` of the forward."""
+    if mask is None or bool(mask.bool().all()):
+        return [0] * rows
+    seen = mask.bool().cpu()
+    if seen.shape != (rows, columns):
+        raise InvalidInput(
+            f"attention_mask has shape {tuple(mask.shape)} and the model read {columns} columns of {rows} "
+            "rows; give rows of one length, without padding."
+        )
+    padding: list[int] = (~seen).sum(1).tolist()
+    for row, pad in enumerate(padding):
+        if bool(seen[row, :pad].any()):
+            raise InvalidInput(
+                f"attention_mask has a 0 after a 1 in row {row}; pad on the left (padding_side='left'), and "
+                "leave no holes, or write rows of one length."
+            )
+    return padding
+
+
+def _row_inputs(step: Mapping[str, Any], *, columns: int, lengths: list[int]) -> RowInputs:
+    """Returns the inputs of later passes, from the inputs of the step after the prompt."""
+    rows, held = len(lengths), np.array(lengths, np.int64)
+    positions = step.get("position_ids")
+    if positions is None:
+        shift = columns - held
+    else:
+        at = positions[..., -1].cpu().numpy()
+        shift = np.broadcast_to(at, (*at.shape[:-1], rows)) - held
+    constants = {
+        name: value
+        for name in sorted(_BY_TOKEN & step.keys())
+        if isinstance(value := step[name], Tensor)
+        and value.shape == (rows, 1)
+        and not (name in _TEXT_IS_ZERO and not bool(value.any()))
+    }
+    if shift.ndim == 2 and (shift == shift[:1]).all():
+        shift = shift[0]
+    return RowInputs(np.ascontiguousarray(shift), constants)

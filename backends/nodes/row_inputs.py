@@ -1,0 +1,93 @@
+"""`RowInputs`: inputs of a forward that belong to a row, whatever its next tokens are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftwood.base.errors import InvalidInput
+
+
+@attrs.frozen(eq=False)
+class RowInputs:
+    """Where the positions of every row go on, and what all of its passes are given besides tokens.
+
+    Attributes:
+        shift: int64 `[rows]` or `[axes, rows]`: the position of a row's next token, less the number of its
+            committed tokens. Several axes are time, height and width.
+        constants: by name, `[rows, 1]` for one value for each token, or `[rows, ...]` as it is.
+    """
+
+    shift: NDArray[np.int64]
+    constants: Mapping[str, Tensor] = attrs.field(factory=dict)
+
+    @classmethod
+    def plain(cls, rows: int) -> RowInputs:
+        """Returns the inputs of rows that only hold tokens."""
+        return cls(np.zeros(rows, np.int64))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether they say no more than the tokens do."""
+        return not self.constants and self.shift.ndim == 1 and not self.shift.any()
+
+    @property
+    def runs_captured(self) -> bool:
+        """Whether a pass over them has the same kinds of inputs as one over plain rows."""
+        return not self.constants and self.shift.ndim == 1
+
+    def keep(self, rows: Sequence[int]) -> RowInputs | None:
+        """Returns the inputs of these rows, in this order; None where they say no more than the tokens."""
+        kept = RowInputs(
+            self.shift[..., list(rows)],
+            {name: value[list(rows)] for name, value in self.constants.items()},
+        )
+        return None if kept.is_plain else kept
+
+    def joined(self, more: RowInputs) -> RowInputs:
+        """Returns the inputs of these rows, followed by `more`.
+
+        Raises:
+            InvalidInput: only some of the rows have constants, which one pass cannot give.
+        """
+        if self.constants.keys() != more.constants.keys():
+            names = ", ".join(sorted(self.constants.keys() | more.constants.keys()))
+            raise InvalidInput(
+                f"Some rows are read with {names} and others without, which one pass cannot do; write them "
+                "in separate calls."
+            )
+        axes = max(self.shift.shape[:-1], more.shift.shape[:-1], key=len)
+        shifts = [np.broadcast_to(one.shift, (*axes, one.shift.shape[-1])) for one in (self, more)]
+        constants = {name: torch.cat([value, more.constants[name]]) for name, value in self.constants.items()}
+        return RowInputs(np.concatenate(shifts, -1), constants)
+
+    def positions(self, depths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Positions `[*axes, rows, nodes]` of nodes that have so many tokens before them, `[rows, nodes]`."""
+        return depths + self.shift[..., None]
+
+    def options(self, nodes: int) -> dict[str, Any]:
+        """The constants as keyword arguments of a pass over so many nodes of every row."""
+        return {
+            name: value.expand(-1, nodes) if value.dim() == 2 and value.shape[1] == 1 else value
+            for name, value in self.constants.items()
+        }
+
+
+def joined_inputs(have: RowInputs | None, rows: int, more: RowInputs | None, new: int) -> RowInputs | None:
+    """The inputs of `rows` rows and then of `new` ones; None where all only hold tokens.
+
+    Raises:
+        InvalidInput: as `RowInputs.joined`.
+    """
+    if have is None and more is None:
+        return None
+    if not rows:
+        return more
+    joined = (have or RowInputs.plain(rows)).joined(more or RowInputs.plain(new))
+    return None if joined.is_plain else joined

@@ -1,0 +1,141 @@
+"""Every family of the installed transformers that reads images or sound, tiny: whether its text is right."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+import torch
+import typer
+from rich.console import Console
+
+from benchmarks.research.families import TABLE as FAMILIES
+from benchmarks.research.families import each, settle, write
+from benchmarks.research.families_check import Known
+from benchmarks.research.pictured_models import build_pictured, pictured_families, pictured_prompt
+from draftwood import custom_generate
+from draftwood.apps.terminal.progress import watched
+from draftwood.base.errors import DraftwoodError
+from draftwood.protocols.model_prompt import ModelPrompt
+from draftwood.strategies.drafters.model import ModelDrafter
+from draftwood.strategies.policies.fixed_tree import FixedTree
+from draftwood.strategies.verifiers.greedy import Greedy
+
+TABLE = FAMILIES.with_name("families-images.csv")
+NEW, REACH = 12, 32
+"""Tokens that are written after each prompt, and where windows and switches are."""
+
+
+@attrs.frozen
+class PicturedFinding:
+    """One line of the table.
+
+    Attributes:
+        family: transformers' `model_type`.
+        model: the class; empty where it could not be built.
+        result: "served", "refused", "differs", "not built", "not finished" or "encoder-decoder"; "no prompt":
+            in no form of images or sound that is tried the model makes features; "not read": `generate()`
+            itself refuses the prompt.
+        backend: the class of the backend.
+        reads: the inputs besides text.
+        rows: rows whose greedy text is that of `generate()`, of two rows that differ in text and image.
+        matters: whether other images, with the same text, lead to another text.
+        reason: of anything but "served".
+    """
+
+    family: str
+    model: str = ""
+    result: str = ""
+    backend: str = ""
+    reads: str = ""
+    rows: int | None = None
+    matters: bool | None = None
+    reason: str = ""
+
+
+def pictured(
+    names: Annotated[list[str] | None, typer.Argument(help="Families; default: all.")] = None,
+    limit: Annotated[float, typer.Option(help="Seconds a family may take.", min=1)] = 90,
+    jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
+    output: Annotated[
+        Path, typer.Option(help="The table; if families are named, only their lines are made anew.")
+    ] = TABLE,
+) -> None:
+    """Compare texts after images or sound with the texts of transformers' own `generate()`, family by family.
+
+    \b
+    Examples:
+      python -m benchmarks pictured
+      python -m benchmarks pictured llava qwen3_vl
+    """
+    settle()
+    chosen = names or pictured_families()
+    if not names:
+        output.unlink(missing_ok=True)
+
+    def written() -> Iterator[PicturedFinding]:
+        for finding in each(chosen, look, _unfinished, limit=limit, jobs=jobs):
+            write(output, finding, command="pictured")
+            yield finding
+
+    findings = list(watched(written(), "families", total=len(chosen), console=Console(stderr=True)))
+    for finding in findings:
+        if names or finding.result in ("differs", "refused"):
+            typer.echo(f"{finding.family:<26}{finding.result:<14}{finding.backend:<20}{finding.reason}")
+    counts = Counter(finding.result for finding in findings)
+    typer.echo(", ".join(f"{count} {result}" for result, count in counts.most_common()) + ".")
+
+
+def look(family: str) -> PicturedFinding:
+    """Returns the finding of a family."""
+    try:
+        model = build_pictured(family, reach=REACH)
+    except Exception as error:
+        return PicturedFinding(family, result="not built", reason=_said(error))
+    finding = PicturedFinding(family, type(model).__name__)
+    if model.config.is_encoder_decoder:
+        return attrs.evolve(finding, result="encoder-decoder")
+    prompt = pictured_prompt(model)
+    if prompt is None:
+        return attrs.evolve(finding, result="no prompt")
+    finding = attrs.evolve(finding, reads=" ".join(sorted(prompt.keys() - {"input_ids", "attention_mask"})))
+    try:
+        plain = _text(model, prompt)
+        other = _text(model, {**prompt, **(pictured_prompt(model, seed=1) or {})})
+        words = ModelPrompt.of(model, **prompt).words
+    except Exception as error:
+        return attrs.evolve(finding, result="not read", reason=_said(error))
+    finding = attrs.evolve(finding, matters=not torch.equal(plain, other))
+    begins = prompt["input_ids"].shape[1]
+    texts = [read + row[begins:] for read, row in zip(words, plain.tolist(), strict=True)]
+    drafter = ModelDrafter(Known(texts, model.get_output_embeddings().weight.shape[0]))
+    loop = custom_generate(drafter=drafter, policy=FixedTree(3, 2, 10, 0.0, "top-k"), verifier=Greedy())
+    try:
+        ours = _text(model, prompt, custom_generate=loop)
+    except DraftwoodError as error:
+        return attrs.evolve(finding, result="refused", reason=str(error))
+    except Exception as error:
+        return attrs.evolve(finding, result="differs", reason=f"raises {_said(error)}")
+    rows = int((ours == plain).all(1).sum())
+    backend = type(loop.target).__name__
+    return attrs.evolve(
+        finding, result="served" if rows == len(plain) else "differs", backend=backend, rows=rows
+    )
+
+
+def _text(model: Any, inputs: dict[str, Any], **options: Any) -> Any:
+    return model.generate(
+        **inputs, max_new_tokens=NEW, do_sample=False, pad_token_id=0, eos_token_id=None, **options
+    )
+
+
+def _unfinished(family: str, *, result: str, reason: str) -> PicturedFinding:
+    return PicturedFinding(family, result="not finished", reason=reason)
+
+
+def _said(error: Exception) -> str:
+    said = " ".join(str(error).split())[:160].rstrip(".")
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -1,0 +1,208 @@
+"""`ModelPrompt`: prompts that hold more than tokens, such as images, sound or embeddings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from draftwood.base.errors import InvalidInput
+
+_PLACEHOLDER = re.compile(r"(image|video|audio|speech|vision|sound|media)\w*_token(_id|_index)?$")
+"""Names by which configurations call tokens that stand for images, videos or sound."""
+
+# Arguments of a custom loop that are no inputs of the model.
+_OF_THE_LOOP = ("logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer")
+
+
+@attrs.define(eq=False, slots=False)
+class ModelPrompt:
+    """Prompts of one batch, with everything that the target's first forward reads.
+
+    A target reads such prompts by the model's own forward. Rows of the batch are read together.
+
+    Attributes:
+        ids: int64 `[rows, columns]`, padded on the left; of no columns where only embeddings were given.
+        inputs: keyword arguments of the forward, as `generate()` of the model has them before its first step.
+        given: keyword arguments of the call, for a draft model of the same family, which prepares its own.
+        placeholders: tokens that stand for images, videos or sound.
+        family: class of the model that is to read them; None where that is not known.
+    """
+
+    ids: Tensor
+    inputs: Mapping[str, Any]
+    given: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
+    placeholders: frozenset[int] = frozenset()
+    family: type | None = None
+
+    @classmethod
+    def of(cls, model: Any, input_ids: Tensor | None = None, **inputs: Any) -> ModelPrompt:
+        """Returns the prompts that `model.generate(input_ids, **inputs)` would read.
+
+        Args:
+            model: the transformers model that is to read them.
+            input_ids: int64 `[rows, columns]`, padded on the left.
+            inputs: the rest of what a processor returns: `attention_mask`, `pixel_values`, and so on.
+
+        Raises:
+            InvalidInput: inputs that `generate()` of this model refuses; the message is its own.
+        """
+        given = inputs if input_ids is None else {"input_ids": input_ids, **inputs}
+        caught: list[tuple[Tensor, dict[str, Any]]] = []
+
+        def catch(_: Any, ids: Tensor, **prepared: Any) -> Tensor:
+            caught.append(
+                (ids, {name: value for name, value in prepared.items() if name not in _OF_THE_LOOP})
+            )
+            return ids
+
+        try:
+            # It prepares the inputs and leaves all else to the loop, which only looks at them.
+            model.generate(**given, custom_generate=catch, max_new_tokens=1, do_sample=False)
+        except (TypeError, ValueError) as error:
+            said = " ".join(str(error).split())[:200].rstrip(".")
+            raise InvalidInput(
+                f"generate() of {type(model).__name__} does not take these inputs ({said}); give what its "
+                "processor returns."
+            ) from error
+        ((ids, prepared),) = caught
+        return cls(ids, prepared, given, placeholders_of(model), type(model))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Returns the attention mask `[rows, columns]` over all that the model reads; None: no padding."""
+        mask = self.inputs.get("attention_mask")
+        return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
+
+    @property
+    def columns(self) -> int:
+        """Returns the columns that the first forward is given, padding included."""
+        embedded = self.inputs.get("inputs_embeds")
+        return int(self.ids.shape[1] if embedded is None else embedded.shape[1])
+
+    @property
+    def lengths(self) -> list[int]:
+        """Returns the columns of every row without padding."""
+        if self.mask is None:
+            return [self.columns] * len(self)
+        lengths: list[int] = self.mask.bool().sum(1).tolist()
+        return lengths
+
+    @cached_property
+    def texts(self) -> list[list[int]]:
+        """Returns the tokens of every row without padding, placeholders included; embeddings have none."""
+        rows: list[list[int]] = self.ids.tolist()
+        if self.mask is None or self.mask.shape != self.ids.shape:
+            return rows
+        kept = self.mask.bool().tolist()
+        return [
+            [t for t, k in zip(row, seen, strict=True) if k] for row, seen in zip(rows, kept, strict=True)
+        ]
+
+    @property
+    def words(self) -> list[list[int]]:
+        """Returns the tokens of every row without padding and without placeholders."""
+        return [[token for token in text if token not in self.placeholders] for text in self.texts]
+
+    def read_by(self, model: Any) -> ModelPrompt:
+        """Returns the same prompts for a second model of the same class.
+
+        Raises:
+            InvalidInput: embeddings or a cache, which mean nothing to another model, or other inputs that
+                this model does not take.
+        """
+        if unread := {"inputs_embeds", "mm_encoder_outputs", "cache", "past_key_values"} & self.given.keys():
+            raise InvalidInput(f"{', '.join(sorted(unread))} can only be read by the target; give token ids.")
+        own = ModelPrompt.of(model, **{"input_ids": self.ids, **self.given})
+        if own.ids.shape != self.ids.shape:
+            raise InvalidInput(f"{len(own)} rows were given for {len(self)} texts; repeat them for each.")
+        return own
+
+    @property
+    def rows(self) -> list[PromptRow]:
+        """Returns the rows, which are read together."""
+        return [PromptRow(self, number) for number in range(len(self))]
+
+    def check(self) -> None:
+        """Refuse a mask that hides anything but the beginning of a row.
+
+        Raises:
+            InvalidInput: names the row.
+        """
+        if self.mask is None:
+            return
+        for row, seen in enumerate(self.mask.bool().cpu()):
+            if not bool(seen.any()):
+                raise InvalidInput(
+                    f"attention_mask is 0 throughout row {row}; let it show one token at least."
+                )
+            if not bool(seen[-int(seen.sum()) :].all()):
+                raise InvalidInput(
+                    f"attention_mask has a 0 after a 1 in row {row}; pad on the left (padding_side='left'), "
+                    "and leave no holes."
+                )
+
+
+@attrs.frozen(eq=False)
+class PromptRow:
+    """One row of a `ModelPrompt`."""
+
+    prompt: ModelPrompt
+    number: int
+
+    @property
+    def tokens(self) -> list[int]:
+        """Returns its tokens without padding, placeholders included."""
+        return self.prompt.texts[self.number]
+
+    @property
+    def length(self) -> int:
+        """Returns the columns that the model reads of it."""
+        return self.prompt.lengths[self.number]
+
+
+def placeholders_of(model: Any) -> frozenset[int]:
+    """Returns the tokens that a transformers model replaces by images, videos or sound."""
+    config = getattr(model, "config", None)
+    return frozenset(
+        value
+        for name, value in (vars(config) if config is not None else {}).items()
+        if _PLACEHOLDER.search(name) and isinstance(value, int) and not isinstance(value, bool)
+    )
+
+
+def words_of(prompt: ModelPrompt, rows: Sequence[int], *, vocab_size: int) -> list[Tensor]:
+    """Returns the words of these rows as int64 vectors; tokens outside of a vocabulary are 0."""
+    return [_vector(prompt.words[row], vocab_size) for row in rows]
+
+
+def filled_words(
+    prompt: ModelPrompt, rows: Sequence[int], *, lengths: Sequence[int], vocab_size: int
+) -> list[Tensor]:
+    """Returns one token for each column of these rows, for drafters that read the target's features of all.
+
+    Placeholders stay; columns without a token, such as embeddings, and unknown tokens are 0.
+
+    Args:
+        prompt: that the target has read.
+        rows: of the prompt.
+        lengths: columns that the target holds of each of these rows.
+        vocab_size: tokens that the drafter knows.
+    """
+    texts = [prompt.texts[row] for row in rows]
+    return [
+        _vector([0] * (length - len(text)) + text[max(len(text) - length, 0) :], vocab_size)
+        for text, length in zip(texts, lengths, strict=True)
+    ]
+
+
+def _vector(tokens: Sequence[int], vocab_size: int) -> Tensor:
+    return torch.tensor([token if 0 <= token < vocab_size else 0 for token in tokens], dtype=torch.int64)
