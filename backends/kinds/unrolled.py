@@ -153,7 +153,8 @@ class UnrolledBackend(ModelBackend):
             for row, (own, length) in enumerate(zip(caches, lengths, strict=True)):
                 for layer, piece in enumerate(pieces):
                     if piece is not None:
-                        own.update(*[states[row, None, :, :length] for states in piece], layer)
+                        keys, values = (states[row, None, :, :length] for states in piece)
+                        own.update(keys, values, layer)
         self._rows += [UnrolledRow(own, length) for own, length in zip(caches, lengths, strict=True)]
 
     def read_prompt(self, prompt: ModelPrompt) -> Float[Tensor, "rows vocab"]:

@@ -30,7 +30,7 @@ from draftwood.distributions.sampling import SamplingParams
 from draftwood.laws.randomness import SpawnedSeeds, row_seeds
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier, policy_states, registry
 from draftwood.protocols.compatibility import check_drafters_fit, check_sampling_fits, check_strategy_fits
-from draftwood.protocols.model_prompt import ModelPrompt
+from draftwood.protocols.model_prompt import ModelPrompt, PromptRow
 from draftwood.protocols.named_heads import NamedHead, check_no_head, named_head
 from draftwood.protocols.vocabulary import fit_vocabulary
 
@@ -211,12 +211,12 @@ class SpeculativeDecoder:
             turn: the state from which one row continues; it is filled when the row's text has ended.
             options: see `TextOptions`.
         """
-        rows: Sequence[Any]
+        rows: Sequence[Sequence[int] | PromptRow]
         if isinstance(prompts, ModelPrompt):
             rows = prompts.rows
         else:
-            rows = as_prompts(prompts)
-            check_prompts(rows, self.target)
+            rows = texts = as_prompts(prompts)
+            check_prompts(texts, self.target)
         constraints = _per_row(constraint, len(rows))
         states = policy_states.row_states(self.policy, policy_state, len(rows))
         seeds = self._agreed(row_seeds(seed, len(rows)))
@@ -228,9 +228,9 @@ class SpeculativeDecoder:
             turn=turn,
             **options,
         )
-        for prompt, of_row, state, row_seed in zip(rows, constraints, states, seeds, strict=True):
+        for row, (of_row, state, row_seed) in enumerate(zip(constraints, states, seeds, strict=True)):
             kept = turn is not None
-            session.add(prompt, constraint=of_row, policy_state=state, seed=row_seed, kept=kept)
+            session.add(rows[row], constraint=of_row, policy_state=state, seed=row_seed, kept=kept)
         if turn is not None and turn.past is not None:
             session.go_on(turn.past)
         try:
