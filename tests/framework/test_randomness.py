@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from draftwood import CounterRandomness, InvalidDistribution, InvalidInput, Streams, TapeRandomness
 from draftwood.laws.randomness import NODES_AHEAD, NodeStreams, SpawnedSeeds, row_seeds
+from draftwood.testing.proofs.enumerator import Enumerator
 
 weights = st.lists(st.sampled_from([0.0, 1e-30, 0.1, 0.25, 1.0, 3.0]), min_size=1, max_size=8).filter(any)
 
@@ -128,7 +129,7 @@ def test_numbers_taken_one_by_one_are_those_of_an_array(seed, used):
 def test_node_streams_of_many_rows_are_those_that_each_row_starts(takes, seed):
     rows = [CounterRandomness.seeded(seed + row) for row in range(3)]
     alone = [CounterRandomness.seeded(seed + row) for row in range(3)]
-    streams = NodeStreams.of(rows)
+    streams = NodeStreams(rows)
     for counts, own_draws in takes:
         noise = streams.take(counts)
         for row, count in enumerate(counts):
@@ -144,11 +145,11 @@ def test_node_streams_of_many_rows_are_those_that_each_row_starts(takes, seed):
 def test_node_streams_of_a_tape_take_no_more_than_they_need():
     numbers = torch.rand(5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     tape, same = TapeRandomness(numbers), TapeRandomness(numbers)
-    streams = NodeStreams.of([tape])
+    streams = NodeStreams([tape])
     for count in (2, 0, 1, 2):
         noise = streams.take([count])
         wanted = [stream.uniforms(2).tolist() for stream in same.nodes(count)]
         assert noise.uniforms(2)[0, :count].tolist() == wanted
     with pytest.raises(InvalidInput, match="used up at 5"):
         streams.take([1])
-    assert NodeStreams.of([tape, object()]) is None
+    assert NodeStreams.of([tape, Enumerator([])]) is None

@@ -33,7 +33,8 @@ from draftwood.strategies import verifiers
 from draftwood.strategies.path_chances import path_chances
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.fixed_tree import FixedTree
-from draftwood.strategies.verifiers.batched import device_forms, on_device
+from draftwood.strategies.verifiers import walk
+from draftwood.strategies.verifiers.batched import on_device
 from draftwood.strategies.verifiers.orders.race_order import RaceOrder
 from draftwood.strategies.verifiers.orders.sibling_order import DrawnOrder, Tries
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
@@ -176,7 +177,7 @@ def test_a_variant_meets_no_kernel(verifier: TreeWalk, kernel: bool, monkeypatch
         met.append(form)
         return [None] * len(trees)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(device_forms, "judged_on_device", judged)
+    monkeypatch.setattr(walk, "judged_on_device", judged)
     policy = FixedTree(1, 2)
     joint_law(policy, verifier, target=TARGET, drafter=toy_drafter(policy, DRAFT), tokens=1)
     assert bool(met) is kernel
