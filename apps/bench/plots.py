@@ -209,7 +209,7 @@ def _line(axis: Any, method: str, rows: Sequence[ResultRow], style: Mapping[str,
         at: a place from 0 to 1 that tells intervals of several methods apart.
     """
     shown = [(row, row.figures["speed_up"]) for row in rows if "speed_up" in row.figures]
-    swept = sorted(((_size(row), figure) for row, figure in shown if _size(row)), key=lambda one: one[0])
+    swept = sorted(((size, figure) for row, figure in shown if (size := _size(row))), key=lambda one: one[0])
     if swept:
         sizes, figures = zip(*swept, strict=True)
         x = [size * 2 ** (0.2 * (at - 0.5)) for size in sizes]

@@ -19,8 +19,9 @@ def few_passes(monkeypatch):
 @pytest.mark.parametrize("where", ["zoo", "folder"])
 def test_a_head_drafts_for_every_strategy_of_its_pair(draftwood, tmp_path, where):
     head = "llama-7m-eagle3" if where == "zoo" else str(zoo.path("llama-7m-eagle3"))
-    strategies = ("--strategy", "generate-assisted", "--strategy", "leviathan:length=2")
-    strategies += ("--strategy", "chain:length=2", "--strategy", f"leviathan:length=2:drafter={head}")
+    named = f"leviathan:length=2:drafter={head}"
+    asked = ("generate-assisted", "leviathan:length=2", "chain:length=2", named)
+    strategies = [word for strategy in asked for word in ("--strategy", strategy)]
     words = ("bench", "--pair", f"llama-7m,{head}", *SHORT, *strategies, "--to", tmp_path / "r", "--plots")
     result = draftwood(*words)
     assert result.exit_code == 0, result.output
@@ -31,8 +32,7 @@ def test_a_head_drafts_for_every_strategy_of_its_pair(draftwood, tmp_path, where
     by_contender: dict[str, list[Any]] = {}
     for cell in texts:
         by_contender.setdefault(cell["contender"], []).append((cell["tokens"], cell.get("accepted")))
-    named, pairs = by_contender.pop(f"leviathan:length=2:drafter={head}"), by_contender
-    assert pairs["leviathan:length=2"] == named == pairs["chain:length=2"]
+    assert by_contender["leviathan:length=2"] == by_contender[named] == by_contender["chain:length=2"]
     assert {cell["kind"] for cell in found.values()} == {"text", "passes"}
     again = draftwood(*words)
     assert again.exit_code == 0, again.output
