@@ -257,8 +257,8 @@ KNOWN = (
     ),
     *(
         Mistake(
-            f"after a rejection it draws from the target's {place} row, whatever step was rejected; draw from "
-            "the residual of that step.",
+            f"after a rejection it draws from the target's {place} row, whatever step was rejected; draw "
+            "from the residual of that step.",
             left=lambda step, index=index: step.targets[index],
         )
         for place, index in (("first", 0), ("last", -1))
