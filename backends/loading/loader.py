@@ -26,6 +26,7 @@ from draftwood.backends.loading.offloading import disk_options
 from draftwood.backends.loading.self_check import self_check
 from draftwood.backends.loading.tested_versions import warn_if_untested
 from draftwood.backends.model.model_backend import ModelBackend, served_part
+from draftwood.backends.model.probe import RaisedReason
 from draftwood.backends.openvino.conversion import Weights
 from draftwood.backends.recurrent.rebuild import clamps_steps, held_forward, recurrent_layers, reference
 from draftwood.backends.structure.auto_class import auto_class
@@ -321,6 +322,12 @@ def _checked(model: Any, *, by_mask: bool) -> StateBackend:
             raise reason
         if isinstance(worse, UnsupportedModel):
             raise worse
+        if isinstance(reason, RaisedReason) and recurrent:
+            raise UnsupportedModel(
+                f"{name} raises where mixers stand for its recurrent layers ({reason}), so that nothing was "
+                "compared; correct the mixer if the error is its own. A model that asks for a class of cache "
+                "of its own cannot be decoded here."
+            )
         if reason is not None and recurrent:
             raise UnsupportedModel(
                 f"Of {name} the mixers that stand for its recurrent layers do not compute what these do "

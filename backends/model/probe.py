@@ -41,6 +41,10 @@ COARSE = 0.25
 """The limit where activations are rounded to 8 bits by what else is in a pass."""
 
 
+class RaisedReason(str):
+    """A reason that is an exception, so that nothing was compared."""
+
+
 def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]) -> str | None:
     """Why `backend` (without rows) does not serve `model`, or None where the two agree.
 
@@ -88,7 +92,8 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
     except Exception as error:  # whatever a model raises here, it cannot be served this way
         if machine_fault(error) is not None:
             raise
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+        message = str(error).splitlines()[0] if str(error) else "no message"
+        return RaisedReason(f"{type(error).__name__}: {message}")
     # Scans in single precision hide what rounding between layers does, as it is the same in both passes.
     dtype = arithmetic(model)
     least = max(1e-4, (16 if recurrent_layers(model.config) else 4) * torch.finfo(dtype).eps)

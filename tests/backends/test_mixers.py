@@ -213,6 +213,19 @@ def test_a_mixer_that_is_wrong_is_found_out(elsewhere: Any, monkeypatch: pytest.
         load(elsewhere.model(elsewhere.MovingAverage))
 
 
+def test_an_error_of_a_pass_is_not_taken_for_a_wrong_mixer(
+    elsewhere: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(self: Any, state: Any, inputs: Any) -> Any:
+        raise ValueError("uses a cache of its own")
+
+    monkeypatch.setattr(elsewhere.Average, "step", raises)
+    with pytest.raises(
+        UnsupportedModel, match=r"\(ValueError: uses a cache of its own\), so that nothing was"
+    ):
+        load(elsewhere.model(elsewhere.MovingAverage))
+
+
 def test_an_entry_that_is_no_mixer(elsewhere: Any) -> None:
     with pytest.raises(InvalidInput, match=r"entry point 'NoMixer' of draftwood\.mixers leads to <function"):
         mixer_for(elsewhere.NoMixer)
