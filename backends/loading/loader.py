@@ -285,7 +285,7 @@ def _explained(name: str, error: Exception) -> DraftwoodError:
     reason = text.strip().splitlines()[0].rstrip(".") if text.strip() else type(error).__name__
     if "trust_remote_code" in text:
         return UnsupportedModel(
-            f"{name} asks to run Python code of its own; that is refused without trust_remote_code=True."
+            f"{name} asks to run its own Python code; that is refused without trust_remote_code=True."
         )
     if "safetensors" in text and "no file named" in text:
         return UnsupportedModel(
