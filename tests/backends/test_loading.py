@@ -269,7 +269,7 @@ def test_remote_code_runs_only_when_asked(folder: Path, tmp_path: Path) -> None:
         "class Mine(LlamaConfig):\n    model_type = 'mine'\n"
         "class M(LlamaForCausalLM):\n    config_class = Mine\n"
     )
-    with pytest.raises(UnsupportedModel, match="Python code of its own"):
+    with pytest.raises(UnsupportedModel, match="its own Python code"):
         load(folder)
     assert not (tmp_path / "ran").exists()
     assert isinstance(load(folder, trust_remote_code=True), TransformerBackend)
