@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import attrs
+import torch
 
-from draftwood.apps.bench.specs import ORDINARY, Spec
-from draftwood.apps.bench.writers import writer
+from draftwood import SamplingParams, SpeculativeDecoder
 from draftwood.apps.models import by_name as models
+from draftwood.apps.models.method import strategy_of_parts
 from draftwood.zoo.distil.rows import Rows
 from draftwood.zoo.heads.loops import loop_start
 
-TREE = Spec("layered-dyspec", ("budget=16",))
+POLICY, OPTION = "layered-dyspec", "budget=16"
 _PROMPTS = 4
 _LEAST, _MOST = 6, 64  # tokens of a text
 
@@ -37,24 +39,43 @@ def race(loaded: models.Loaded, head: Path, tests: Sequence[Rows]) -> dict[str, 
     asked = [(prompt, length) for prompt, length in asked if length >= _LEAST][:_PROMPTS]
     if not asked:
         return None
-    ours = writer(TREE, attrs.evolve(loaded, head=str(head)), 0.0)
-    plain = writer(Spec(ORDINARY), loaded, 0.0)
-    entrants = {"ours": ours, "plain": plain}
-    for one in entrants.values():
-        one.write(asked[0][0], _LEAST, 0)  # warms up
-    seconds, rounds, given, tokens = dict.fromkeys(entrants, 0.0), 0, 0, 0
+    statistics: list[Any] = []
+
+    def drafted(prompt: list[int], length: int) -> None:
+        found: Any = decoder.generate(
+            [prompt],
+            max_new_tokens=length,
+            sampling=SamplingParams(temperature=0),
+            eos_token_id=(),
+            return_dict_in_generate=True,
+        )
+        statistics.append(found.statistics)
+
+    def ordinary(prompt: list[int], length: int) -> None:
+        ids = torch.tensor([prompt], device=model.device)
+        fixed = {"min_new_tokens": length, "max_new_tokens": length, "do_sample": False, "pad_token_id": 0}
+        model.generate(ids, attention_mask=torch.ones_like(ids), **fixed)
+
+    model: Any = loaded.target.model
+    strategy = strategy_of_parts(POLICY, None, str(head), [OPTION], 0.0)
+    drafter = models.model_drafter(attrs.evolve(loaded, head=str(head)))
+    decoder = SpeculativeDecoder(loaded.target, drafter, strategy.policy, strategy.verifier)
+    entrants: list[Callable[[list[int], int], None]] = [drafted, ordinary]
+    for one in entrants:
+        one(asked[0][0], _LEAST)  # warms up
+    statistics.clear()
+    seconds = dict.fromkeys(entrants, 0.0)
     for number, (prompt, length) in enumerate(asked):
-        names = list(entrants) if number % 2 else list(reversed(entrants))  # they take turns
-        texts = {name: entrants[name].write(prompt, length, 0) for name in names}
-        for name, text in texts.items():
-            seconds[name] += text.seconds
-        rounds += texts["ours"].rounds
-        given += length - texts["ours"].prefill_tokens
-        tokens += length
+        for one in entrants if number % 2 else reversed(entrants):  # they take turns
+            started = perf_counter()
+            one(prompt, length)
+            seconds[one] += perf_counter() - started
+    rounds, tokens = sum(one.target_calls for one in statistics), sum(length for _, length in asked)
+    from_prompts = sum(int(one.sums["prefill_tokens"]) for one in statistics)
     return {
-        "tree": TREE.label,
+        "tree": f"{POLICY}, {OPTION}",
         "prompts": len(asked),
         "tokens": tokens,
-        "tokens_per_round": given / rounds,
-        "speed_up": seconds["plain"] / seconds["ours"],
+        "tokens_per_round": (tokens - from_prompts) / rounds,
+        "speed_up": seconds[ordinary] / seconds[drafted],
     }
