@@ -325,8 +325,8 @@ def _checked(model: Any, *, by_mask: bool) -> StateBackend:
         if isinstance(reason, RaisedReason) and recurrent:
             raise UnsupportedModel(
                 f"{name} raises where mixers stand for its recurrent layers ({reason}), so that nothing was "
-                "compared; correct the mixer if the error is its own. A model that asks for a class of cache "
-                "of its own cannot be decoded here."
+                "compared; correct the mixer if the error is its own. A model that needs its own class of "
+                "cache cannot be decoded here."
             )
         if reason is not None and recurrent:
             raise UnsupportedModel(

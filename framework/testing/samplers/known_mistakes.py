@@ -130,6 +130,44 @@ class Mistake:
     shared: bool = False
 
 
+def _row_of_the_target(place: str, index: int) -> Mistake:
+    return Mistake(
+        f"after a rejection it draws from the target's {place} row, whatever step was rejected; draw from "
+        "the residual of that step.",
+        left=lambda step: step.targets[index],
+    )
+
+
+def _other_draft_row(by: int, parts: tuple[str, ...]) -> Mistake:
+    """Returns the mistake of the draft's rows shifted by `by`, in these parts of a sampler."""
+    acts = {"ratio": "it tests", "left": "after a rejection it draws"}
+    act = "it tests and draws" if len(parts) > 1 else acts[parts[0]]
+    changed: dict[str, Any] = {
+        "ratio": lambda step: _ratio(step.draft_moved(by)),
+        "left": lambda step: _residual(step.draft_moved(by)),
+    }
+    return Mistake(
+        f"{act} by the draft's rows shifted by one: the row {'after' if by > 0 else 'before'} its own; take "
+        "the row that the token was drawn from.",
+        **{part: changed[part] for part in parts},
+    )
+
+
+def _filtered_later(kept: int, parts: tuple[str, ...]) -> Mistake:
+    """Returns the mistake of a top-k that only these parts of a sampler know."""
+    places = {"left": "after a rejection", "last": "for the token after the draft"}
+    place = "for the tokens that it draws" if len(parts) > 1 else places[parts[0]]
+    changed: dict[str, Any] = {
+        "left": lambda step: _filtered_residual(step, kept),
+        "last": lambda step: _filtered_last(step, kept),
+    }
+    return Mistake(
+        f"only the {kept} most likely tokens are kept {place}, though the test knows all; filter the target "
+        "before the test.",
+        **{part: changed[part] for part in parts},
+    )
+
+
 KNOWN = (
     Mistake(
         "after a rejection it draws from the target; draw from the residual max(T - D, 0).",
@@ -255,14 +293,7 @@ KNOWN = (
         "the coin that rejected a token also chooses the next one; draw a new number.",
         left=lambda step: _by_the_rejecting_coin(step),
     ),
-    *(
-        Mistake(
-            f"after a rejection it draws from the target's {place} row, whatever step was rejected; draw "
-            "from the residual of that step.",
-            left=lambda step, index=index: step.targets[index],
-        )
-        for place, index in (("first", 0), ("last", -1))
-    ),
+    *(_row_of_the_target(place, index) for place, index in (("first", 0), ("last", -1))),
     Mistake(
         "after a rejection it draws uniformly among the tokens of the residual; draw by its weights.",
         left=lambda step: (_residual(step) > 0).double(),
@@ -272,39 +303,11 @@ KNOWN = (
         "from the target's last row.",
         last=lambda step: _residual(step),
     ),
+    *(_other_draft_row(by, parts) for by in (1, -1) for parts in (("ratio", "left"), ("ratio",), ("left",))),
     *(
-        Mistake(
-            f"{part} by the draft's rows shifted by one: the row {place} its own; take the row that the "
-            "token was drawn from.",
-            **{
-                name: lambda step, rule=rule, by=by: rule(step.draft_moved(by))
-                for name, rule in (("ratio", _ratio), ("left", _residual))
-                if name in names
-            },
-        )
-        for by, place in ((1, "after"), (-1, "before"))
-        for part, names in (
-            ("it tests and draws", ("ratio", "left")),
-            ("it tests", ("ratio",)),
-            ("after a rejection it draws", ("left",)),
-        )
-    ),
-    *(
-        Mistake(
-            f"only the {kept} most likely tokens are kept {where}, though the test knows all; filter the "
-            "target before the test.",
-            **{
-                name: lambda step, rule=rule, kept=kept: rule(step, kept)
-                for name, rule in (("left", _filtered_residual), ("last", _filtered_last))
-                if name in names
-            },
-        )
+        _filtered_later(kept, parts)
         for kept in range(2, 8)
-        for where, names in (
-            ("for the tokens that it draws", ("left", "last")),
-            ("after a rejection", ("left",)),
-            ("for the token after the draft", ("last",)),
-        )
+        for parts in (("left", "last"), ("left",), ("last",))
     ),
 )
 

@@ -43,7 +43,7 @@ class SamplerCase:
         uniforms: `[k]` numbers in [0, 1), of the dtype of the probabilities; empty if none were asked for.
         target_logits: `[n + 1, vocab]`: the target's logits before `settings`, for samplers that apply them
             themselves. `target_probs` is the distribution after them.
-        settings: the settings of the one row; in a batch, each row's.
+        settings: the row's settings; in a batch one for each row.
     """
 
     draft_tokens: Int[Tensor, "*rows n"]
@@ -143,7 +143,7 @@ def drafts(
 ) -> list[Draft]:
     """Every draft of the shape that `draft` makes by `law`, without its uniforms.
 
-    Where the law runs out of tokens a draft has fewer of them. The settings are the target's.
+    Where the law runs out of tokens a draft has fewer of them. The settings apply to the target.
     """
     raw, target = target, settled(target, settings)
     policy = ShapedPolicy(shape_of(parents), law)
