@@ -209,7 +209,7 @@ def compiled(
     return found
 
 
-def _converted(function: torch.nn.Module, example: tuple[Tensor, ...], weights: Weights | None) -> Any:
+def _converted(function: Any, example: tuple[Tensor, ...], weights: Weights | None) -> Any:
     """The model that OpenVINO makes of `function`, with weights of these bits."""
     import openvino
 
