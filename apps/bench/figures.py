@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from draftwood.apps.bench.plan import BenchPlan, Race, races
+from draftwood.apps.bench.plan import BenchPlan, Contest, contests
 from draftwood.apps.bench.specs import ORDINARY, Spec, measured
 from draftwood.decoding.metrics import METRICS, Sums
 
@@ -52,7 +52,7 @@ class Check:
 
 @attrs.frozen
 class ResultRow:
-    """One contender in one race.
+    """One contender in one contest.
 
     Attributes:
         figures: by the names of `METRICS`; what cannot be known is missing.
@@ -63,7 +63,7 @@ class ResultRow:
         lossless: whether its texts are distributed as the target's own.
     """
 
-    race: Race
+    contest: Contest
     spec: Spec
     figures: dict[str, Figure] = attrs.field(factory=dict)
     check: Check = attrs.field(factory=Check)
@@ -83,53 +83,53 @@ Texts = Sequence[Mapping[str, Any]]
 
 
 def rows(plan: BenchPlan, names: Sequence[str], cells: Cells) -> list[ResultRow]:
-    """Every contender of every race that has a finished text."""
+    """Every contender of every contest that has a finished text."""
     texts: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for cell in cells.values():
         if cell["kind"] in ("text", "check"):
-            race = Race(**{field.name: cell[field.name] for field in attrs.fields(Race)})
-            texts.setdefault((cell["kind"], race.key, cell["contender"]), []).append(cell)
+            contest = Contest(**{field.name: cell[field.name] for field in attrs.fields(Contest)})
+            texts.setdefault((cell["kind"], contest.key, cell["contender"]), []).append(cell)
     all_rows: list[ResultRow] = []
-    sampled_pairs: dict[tuple[Race, str], list[Pair]] = {}  # of all data sets
-    for race in races(plan, names):
-        plain = texts.get(("text", race.key, ORDINARY), [])
-        for label in [label for kind, key, label in texts if (kind, key) == ("text", race.key)]:
-            spec, written = measured(label, plan.strategies, plan.budgets), texts["text", race.key, label]
+    sampled_pairs: dict[tuple[Contest, str], list[Pair]] = {}  # of all data sets
+    for contest in contests(plan, names):
+        plain = texts.get(("text", contest.key, ORDINARY), [])
+        for label in [label for kind, key, label in texts if (kind, key) == ("text", contest.key)]:
+            spec, written = measured(label, plan.strategies, plan.budgets), texts["text", contest.key, label]
             if refused := next((cell["refused"] for cell in written if "refused" in cell), None):
-                all_rows.append(ResultRow(race, spec, refused=refused))
+                all_rows.append(ResultRow(contest, spec, refused=refused))
             else:
-                exact = [texts.get(("check", race.key, label), []) for label in (spec.label, ORDINARY)]
-                pairs = _pairs(race, *(exact if all(exact) else (written, plain)))
+                exact = [texts.get(("check", contest.key, label), []) for label in (spec.label, ORDINARY)]
+                pairs = _pairs(contest, *(exact if all(exact) else (written, plain)))
                 precision = "float32" if all(exact) or plan.dtype == "float32" else plan.dtype
-                sampled = race.temperature > 0
-                check = Check() if sampled and written is plain else _check(race, pairs, precision)
-                all_rows.append(_row(race, spec, written, plain, check))
+                sampled = contest.temperature > 0
+                check = Check() if sampled and written is plain else _check(contest, pairs, precision)
+                all_rows.append(_row(contest, spec, written, plain, check))
                 if sampled and written is not plain:
-                    sampled_pairs.setdefault((race.on_all_data, spec.label), []).extend(pairs)
+                    sampled_pairs.setdefault((contest.on_all_data, spec.label), []).extend(pairs)
     several = len(names) > 1
     p_together = {key: two_sample(pairs) for key, pairs in sampled_pairs.items() if several}
     return [
         attrs.evolve(row, check=attrs.evolve(row.check, p_together=p))
-        if (p := p_together.get((row.race.on_all_data, row.spec.label)))
+        if (p := p_together.get((row.contest.on_all_data, row.spec.label)))
         else row
         for row in all_rows
     ]
 
 
 def _row(
-    race: Race,
+    contest: Contest,
     spec: Spec,
     written: Texts,
     plain: Texts,
     check: Check,
 ) -> ResultRow:
     shared = {_asked(cell) for cell in written} & {_asked(cell) for cell in plain}
-    ours, theirs = (_by_prompt(race, [c for c in cs if _asked(c) in shared]) for cs in (written, plain))
+    ours, theirs = (_by_prompt(contest, [c for c in cs if _asked(c) in shared]) for cs in (written, plain))
     if not shared:
-        ours = _by_prompt(race, written)
+        ours = _by_prompt(contest, written)
     sums = {**ours, **{f"plain_{name}": values for name, values in theirs.items()}}
     return ResultRow(
-        race,
+        contest,
         spec,
         figures={metric.name: figure for metric in METRICS if (figure := interval(sums, metric.of))},
         check=check,
@@ -162,7 +162,7 @@ _COUNTED = (
 )
 
 
-def _by_prompt(race: Race, cells: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[np.float64]]:
+def _by_prompt(contest: Contest, cells: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[np.float64]]:
     """Sums over the texts of every prompt, `[prompts]`; NaN for what is not known.
 
     The turns of a conversation count together. At temperature 0 all texts of a turn are one text, so the one
@@ -173,7 +173,7 @@ def _by_prompt(race: Race, cells: Sequence[Mapping[str, Any]]) -> dict[str, NDAr
         turns.setdefault(_asked(cell), []).append(cell)
     by: dict[int, list[Mapping[str, Any]]] = {}
     for (prompt, _), texts in turns.items():
-        by.setdefault(prompt, []).extend([_median(texts)] if race.temperature == 0 else texts)
+        by.setdefault(prompt, []).extend([_median(texts)] if contest.temperature == 0 else texts)
     groups = [by[prompt] for prompt in sorted(by)]
 
     def sums(of: Callable[[Mapping[str, Any]], float | None]) -> NDArray[np.float64]:
@@ -242,20 +242,20 @@ class _Resampled(Mapping[str, NDArray[np.float64]]):
         return len(self.quantities)
 
 
-def _pairs(race: Race, written: Texts, plain: Texts) -> list[Pair]:
+def _pairs(contest: Contest, written: Texts, plain: Texts) -> list[Pair]:
     """Returns both contenders' texts after a prompt and turn, for every repetition that both have."""
     ours, theirs = (
         {(*_asked(c), c["repetition"]): c["tokens"] for c in texts if "tokens" in c}
         for texts in (written, plain)
     )
     shared = sorted(ours.keys() & theirs.keys())
-    return [((race.data, *key[:2]), ours[key], theirs[key]) for key in shared]
+    return [((contest.data, *key[:2]), ours[key], theirs[key]) for key in shared]
 
 
-def _check(race: Race, pairs: Sequence[Pair], precision: str) -> Check:
+def _check(contest: Contest, pairs: Sequence[Pair], precision: str) -> Check:
     if not pairs:
         return Check()
-    if race.temperature == 0:
+    if contest.temperature == 0:
         agreeing = sum(common(ours, theirs) for _, ours, theirs in pairs)
         return Check(agreeing / sum(len(theirs) for _, _, theirs in pairs), precision)
     return Check(p_value=two_sample(pairs))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
-from draftwood.apps.bench.plan import BenchPlan, Race, races
+from draftwood.apps.bench.plan import BenchPlan, Contest, contests
 from draftwood.apps.bench.specs import Spec
 from draftwood.apps.files.datasets import DataSet
 from draftwood.apps.models import by_name as models
@@ -21,15 +21,15 @@ class Cell:
         kind: `"text"`; `"check"`: a text in float32, whose time does not count; `"answer"`: what ordinary
             greedy `generate` answers in a turn, in float32, for the prompts of later turns; `"pair"`: how
             well draft and target agree on a prompt's text; `"passes"`: the time of passes.
-        race: where it belongs; of `"passes"`, any race of the pair; of `"answer"`, one at temperature 0.
-        spec: who writes; None where nobody in the race does.
+        contest: where it belongs; of `"passes"`, any of the pair; of `"answer"`, one at temperature 0.
+        spec: who writes; None where nobody in the contest does.
         prompt: index of the prompt in its data set.
         repetition: counted from 0.
         turn: of the prompt's conversation, counted from 0.
     """
 
     kind: str
-    race: Race
+    contest: Contest
     spec: Spec | None = None
     prompt: int = 0
     repetition: int = 0
@@ -38,9 +38,9 @@ class Cell:
     @property
     def key(self) -> str:
         if self.kind == "passes":
-            return f"passes | {self.race.pair}"
+            return f"passes | {self.contest.pair}"
         who = self.spec.label if self.spec else ""
-        return f"{self.kind} | {self.race.key} | {who} | {self.prompt} | {self.repetition} | {self.turn}"
+        return f"{self.kind} | {self.contest.key} | {who} | {self.prompt} | {self.repetition} | {self.turn}"
 
     @property
     def seed(self) -> int:
@@ -49,30 +49,30 @@ class Cell:
 
     def answer(self, turn: int) -> Cell:
         """Returns the cell whose text is the answer to an earlier `turn` in this cell's prompt."""
-        race = attrs.evolve(self.race, temperature=0.0)
-        return Cell("answer", race, prompt=self.prompt, turn=turn)
+        contest = attrs.evolve(self.contest, temperature=0.0)
+        return Cell("answer", contest, prompt=self.prompt, turn=turn)
 
 
 def cells(plan: BenchPlan, sets: Mapping[str, DataSet]) -> Iterator[Cell]:
     """Every cell of a plan in the order of measuring.
 
-    In a race the contenders take turns on every prompt, and who begins changes from prompt to prompt, so
+    In a contest the contenders take turns on every prompt, and who begins changes from prompt to prompt, so
     that a slow moment of the machine falls on all of them.
     """
     for pair in plan.pairs:
-        of_pair = [race for race in races(plan, list(sets)) if race.pair == pair]
+        of_pair = [contest for contest in contests(plan, list(sets)) if contest.pair == pair]
         yield from _answers(of_pair, sets)
         if plan.dtype != "float32":
-            for race in of_pair:
-                if race.temperature == 0:
-                    yield from _in_turn(plan, race, sets[race.data], "check", 1)
+            for contest in of_pair:
+                if contest.temperature == 0:
+                    yield from _in_turn(plan, contest, sets[contest.data], "check", 1)
         yield Cell("passes", of_pair[0])
-        for race in of_pair:
-            yield from _in_turn(plan, race, sets[race.data], "text", plan.repetitions)
+        for contest in of_pair:
+            yield from _in_turn(plan, contest, sets[contest.data], "text", plan.repetitions)
             if models.names_head(pair.split(",")[1].strip()):
                 continue  # a head drafts from the target's states in a round, and not along a text
-            for prompt, turn in _asked(sets[race.data]):
-                yield Cell("pair", race, prompt=prompt, turn=turn)
+            for prompt, turn in _asked(sets[contest.data]):
+                yield Cell("pair", contest, prompt=prompt, turn=turn)
 
 
 def _asked(data_set: DataSet) -> Iterator[tuple[int, int]]:
@@ -82,19 +82,21 @@ def _asked(data_set: DataSet) -> Iterator[tuple[int, int]]:
             yield number, turn
 
 
-def _answers(of_pair: Sequence[Race], sets: Mapping[str, DataSet]) -> Iterator[Cell]:
+def _answers(of_pair: Sequence[Contest], sets: Mapping[str, DataSet]) -> Iterator[Cell]:
     """The answers to all turns but the last ones, once for all temperatures."""
-    for race in dict.fromkeys(attrs.evolve(race, temperature=0.0) for race in of_pair):
-        for number, turn in _asked(sets[race.data]):
-            if turn < len(sets[race.data].prompts[number].later):
-                yield Cell("answer", race, prompt=number, turn=turn)
+    for contest in dict.fromkeys(attrs.evolve(contest, temperature=0.0) for contest in of_pair):
+        for number, turn in _asked(sets[contest.data]):
+            if turn < len(sets[contest.data].prompts[number].later):
+                yield Cell("answer", contest, prompt=number, turn=turn)
 
 
-def _in_turn(plan: BenchPlan, race: Race, data_set: DataSet, kind: str, repetitions: int) -> Iterator[Cell]:
-    entrants, begins = plan.contenders(race.temperature), 0
+def _in_turn(
+    plan: BenchPlan, contest: Contest, data_set: DataSet, kind: str, repetitions: int
+) -> Iterator[Cell]:
+    entrants, begins = plan.contenders(contest.temperature), 0
     for repetition in range(repetitions):
         for prompt, turn in _asked(data_set):
             first = begins % len(entrants)
             begins += 1
             for spec in (*entrants[first:], *entrants[:first]):
-                yield Cell(kind, race, spec, prompt, repetition, turn)
+                yield Cell(kind, contest, spec, prompt, repetition, turn)

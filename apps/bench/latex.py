@@ -19,7 +19,7 @@ _SPECIAL = {
 
 
 def table(rows: Sequence[ResultRow], described: Mapping[str, Any]) -> str:
-    """Returns a table of speed-up, tokens per round and acceptance, with intervals, a block per race."""
+    """Returns a table of speed-up, tokens per round and acceptance, with intervals, a block per contest."""
     lines = [
         "% Needs \\usepackage{booktabs}.",
         "\\begin{table}",
@@ -30,10 +30,10 @@ def table(rows: Sequence[ResultRow], described: Mapping[str, Any]) -> str:
         "    \\toprule",
         "    Method & Speed-up & Tokens per round & Accepted \\\\",
     ]
-    for race in dict.fromkeys(row.race for row in rows):
-        lines += ["    \\midrule", f"    \\multicolumn{{4}}{{l}}{{{escaped(race.title)}}} \\\\"]
+    for contest in dict.fromkeys(row.contest for row in rows):
+        lines += ["    \\midrule", f"    \\multicolumn{{4}}{{l}}{{{escaped(contest.title)}}} \\\\"]
         for row in rows:
-            if row.race == race and not row.refused:
+            if row.contest == contest and not row.refused:
                 speed = "1" if row.spec.name == ORDINARY else _figure(row, "speed_up")
                 cells = (escaped(show.label(row)), speed, _figure(row, "tokens_per_round"), _share(row))
                 lines.append(f"    {' & '.join(cells)} \\\\")

@@ -14,7 +14,7 @@ from torch import Tensor
 from draftwood import Request, SamplingParams, StateBackend, zoo
 from draftwood.apps.bench.folder import Folder
 from draftwood.apps.bench.grid import Cell, cells
-from draftwood.apps.bench.plan import BINS, BenchPlan, Race
+from draftwood.apps.bench.plan import BINS, BenchPlan, Contest
 from draftwood.apps.bench.specs import ORDINARY, Spec
 from draftwood.apps.bench.writers import Writer, writer
 from draftwood.apps.files import datasets
@@ -55,27 +55,29 @@ class Measurer:
             DraftwoodError: the strategy and the models do not fit, or a prompt is too long.
         """
         dtype = "float32" if cell.kind in ("check", "answer") else self.plan.dtype
-        loaded = self._models(cell.race.pair, dtype)
+        loaded = self._models(cell.contest.pair, dtype)
         if cell.kind == "passes":
             asked = [turns[0] for data_set in self._asked.values() for turns in data_set]
             return _passes(loaded) | {"shared_tokens": models.shared_tokens(loaded, asked)}
         prompt = self._prompt(cell)
-        record = attrs.asdict(cell.race) | {"kind": cell.kind, "prompt": cell.prompt, "turn": cell.turn}
+        record = attrs.asdict(cell.contest) | {"kind": cell.kind, "prompt": cell.prompt, "turn": cell.turn}
         if cell.kind == "answer":
             ordinary = writer(Spec(ORDINARY), loaded, 0.0)
-            written = ordinary.write(prompt, cell.race.new_tokens, cell.seed).tokens
+            written = ordinary.write(prompt, cell.contest.new_tokens, cell.seed).tokens
             return {
                 **record,
-                "tokens": answer_tokens(loaded.tokenizer, written, self.sets[cell.race.data].stops),
+                "tokens": answer_tokens(loaded.tokenizer, written, self.sets[cell.contest.data].stops),
             }
         if cell.spec is None:
             plain = self._baseline(cell)
-            return {**record, **_agreement(loaded, prompt, plain, cell.race.temperature)}
+            return {**record, **_agreement(loaded, prompt, plain, cell.contest.temperature)}
         record |= {"contender": cell.spec.label, "repetition": cell.repetition, "prompt_tokens": len(prompt)}
         if (reason := self._refusal(cell)) is not None:
             return {**record, "refused": reason}
         try:
-            text = self._warmed(cell.spec, cell.race, prompt).write(prompt, cell.race.new_tokens, cell.seed)
+            text = self._warmed(cell.spec, cell.contest, prompt).write(
+                prompt, cell.contest.new_tokens, cell.seed
+            )
         except UnsupportedModel as error:
             if not cell.spec.is_transformers or cell.spec.name == ORDINARY:
                 raise
@@ -85,7 +87,7 @@ class Measurer:
             **record,
             **attrs.asdict(text),
             "right": right,
-            "lossless": self._lossless(cell.spec, cell.race),
+            "lossless": self._lossless(cell.spec, cell.contest),
             **self._question(cell, loaded, text.tokens),
         }
 
@@ -131,18 +133,18 @@ class Measurer:
 
         A first turn is cut at its end; of a longer conversation the end is kept.
         """
-        cut = cell.race.prompt_length or None
-        first, *later = self._asked[cell.race.data][cell.prompt]
+        cut = cell.contest.prompt_length or None
+        first, *later = self._asked[cell.contest.data][cell.prompt]
         tokens = first[:cut]
         for turn, asked in enumerate(later[: cell.turn]):
             tokens = [*tokens, *self.known[cell.answer(turn).key]["tokens"], *asked]
         return tokens[-cut:] if cut and cell.turn else tokens
 
-    def _warmed(self, spec: Spec, race: Race, prompt: Sequence[int]) -> Writer:
+    def _warmed(self, spec: Spec, contest: Contest, prompt: Sequence[int]) -> Writer:
         """The contender, which has written a few tokens when it is first used."""
-        key = spec.label, race.temperature
+        key = spec.label, contest.temperature
         if key not in self._warm:
-            self._writers[key].write(prompt, min(_WARM, race.new_tokens), 0)
+            self._writers[key].write(prompt, min(_WARM, contest.new_tokens), 0)
             self._warm.add(key)
         return self._writers[key]
 
@@ -152,11 +154,11 @@ class Measurer:
         refused: str | None = first.get("refused")
         return refused
 
-    def _lossless(self, spec: Spec, race: Race) -> bool:
-        return spec.is_transformers or spec.strategy(race.temperature).verifier.lossless
+    def _lossless(self, spec: Spec, contest: Contest) -> bool:
+        return spec.is_transformers or spec.strategy(contest.temperature).verifier.lossless
 
     def _right(self, cell: Cell, loaded: models.Loaded, tokens: Sequence[int]) -> bool | None:
-        data_set = self.sets[cell.race.data]
+        data_set = self.sets[cell.contest.data]
         answer = data_set.prompts[cell.prompt].answer
         if answer is None or cell.turn:
             return None
@@ -166,7 +168,7 @@ class Measurer:
 
     def _question(self, cell: Cell, loaded: models.Loaded, tokens: Sequence[int]) -> dict[str, Any]:
         """Returns the extra fields of an answer in Spec-Bench's format, if the prompt is a question of it."""
-        data_set = self.sets[cell.race.data]
+        data_set = self.sets[cell.contest.data]
         question = data_set.prompts[cell.prompt].question
         if question is None:
             return {}

@@ -122,21 +122,23 @@ class Comparison:
 
 def comparisons(table: Paper, rows: Sequence[ResultRow]) -> list[Comparison]:
     """The paper's values and what was measured, metric by metric and temperature by temperature."""
-    races = list(dict.fromkeys(row.race for row in rows))
-    several = len({attrs.evolve(race.on_all_data, temperature=0.0) for race in races}) > 1
+    contests = list(dict.fromkeys(row.contest for row in rows))
+    several = len({attrs.evolve(contest.on_all_data, temperature=0.0) for contest in contests}) > 1
     labels = {method: parse(spec).label for method, spec in table.methods.items()}
     compared = []
     for metric in _HEADINGS:
         values = table.values(metric)
         for temperature in sorted(
-            {t for _, t, _ in values} | ({row.race.temperature for row in rows} if values else set())
+            {t for _, t, _ in values} | ({row.contest.temperature for row in rows} if values else set())
         ):
             theirs = {(m, d): value for (d, t, m), value in values.items() if t == temperature}
             ours = {
-                (method, row.race.title if several else row.race.data): row.figures[metric]
+                (method, row.contest.title if several else row.contest.data): row.figures[metric]
                 for row in rows
                 for method, label in labels.items()
-                if row.spec.label == label and row.race.temperature == temperature and metric in row.figures
+                if row.spec.label == label
+                and row.contest.temperature == temperature
+                and metric in row.figures
             }
             if theirs or ours:
                 shown = [m for m in labels if any(m == method for method, _ in (*theirs, *ours))]
@@ -149,7 +151,7 @@ def show(table: Paper, rows: Sequence[ResultRow], console: Console) -> None:
     from rich import box
     from rich.table import Table
 
-    pairs = dict.fromkeys(row.race.pair.replace(",", " with ") for row in rows)
+    pairs = dict.fromkeys(row.contest.pair.replace(",", " with ") for row in rows)
     console.print()
     console.print(f"Compared with {table.source}", style="bold")
     console.print(

@@ -1,4 +1,4 @@
-"""The plan of a run, from flags or a TOML file, and its races."""
+"""The plan of a run, from flags or a TOML file, and its contests."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def from_document(content: Mapping[str, Any]) -> tuple[BenchPlan, list[str]]:
 
 
 @attrs.frozen
-class Race:
+class Contest:
     """Contenders on the same models, prompts, temperature and lengths, taking turns."""
 
     pair: str
@@ -255,8 +255,8 @@ class Race:
         return f"{self.pair} | {self.data} | T={self.temperature:g} | {cut} | {self.new_tokens}"
 
     @property
-    def on_all_data(self) -> Race:
-        """Returns this race on any other data set."""
+    def on_all_data(self) -> Contest:
+        """Returns this contest on any other data set."""
         return attrs.evolve(self, data="")
 
     @property
@@ -269,14 +269,14 @@ class Race:
         )
 
 
-def races(plan: BenchPlan, names: Sequence[str]) -> Iterator[Race]:
-    """Returns every race of a plan over the data sets `names`, grouped by pair."""
+def contests(plan: BenchPlan, names: Sequence[str]) -> Iterator[Contest]:
+    """Returns every contest of a plan over the data sets `names`, grouped by pair."""
     for pair in plan.pairs:
         for data in names:
             for temperature in plan.temperatures:
                 for length in plan.prompt_lengths:
                     for new in plan.new_tokens:
-                        yield Race(pair, data, temperature, length, new)
+                        yield Contest(pair, data, temperature, length, new)
 
 
 def data_sets(plan: BenchPlan) -> dict[str, DataSet]:

@@ -78,10 +78,10 @@ def _figures(rows: Sequence[ResultRow], cells: Sequence[Mapping[str, Any]]) -> I
     for number, (pair, group) in enumerate(_groups(rows).items(), start=1):
         end = f"-{number}.png" if len(_groups(rows)) > 1 else ".png"
         yield f"speed{end}", _speed(pair, group, styles)
-        if len({row.race.temperature for row in group}) > 1:
+        if len({row.contest.temperature for row in group}) > 1:
             yield f"temperature{end}", _temperature(pair, group, styles)
         yield f"components{end}", _components(pair, group)
-    pairs = list(dict.fromkeys(row.race.pair for row in rows))
+    pairs = list(dict.fromkeys(row.contest.pair for row in rows))
     for number, pair in enumerate(pairs, start=1):
         end = f"-{number}.png" if len(pairs) > 1 else ".png"
         agreement = [cell for cell in cells if cell["kind"] == "pair" and cell["pair"] == pair]
@@ -96,9 +96,9 @@ def _groups(rows: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
     """Rows that go into one figure: of one pair and one choice of lengths."""
     groups: dict[str, list[ResultRow]] = {}
     for row in rows:
-        race = row.race
-        cut = f"prompts cut to {race.prompt_length} tokens, " if race.prompt_length else ""
-        title = f"{race.pair.replace(',', ' with ')}, {cut}{race.new_tokens} new tokens"
+        contest = row.contest
+        cut = f"prompts cut to {contest.prompt_length} tokens, " if contest.prompt_length else ""
+        title = f"{contest.pair.replace(',', ' with ')}, {cut}{contest.new_tokens} new tokens"
         groups.setdefault(title, []).append(row)
     return groups
 
@@ -156,13 +156,13 @@ def _legend(figure: Any, axes: Any) -> None:
         figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize=9)
 
 
-def _races(
+def _contests(
     rows: Sequence[ResultRow],
 ) -> tuple[list[float], list[str], dict[tuple[float, str], list[ResultRow]]]:
     """Temperatures, data sets, and the rows of each pair of them."""
     by: dict[tuple[float, str], list[ResultRow]] = {}
     for row in rows:
-        by.setdefault((row.race.temperature, row.race.data), []).append(row)
+        by.setdefault((row.contest.temperature, row.contest.data), []).append(row)
     return sorted({temperature for temperature, _ in by}), list(dict.fromkeys(data for _, data in by)), by
 
 
@@ -172,7 +172,7 @@ def _panel_title(temperature: float, data: str) -> str:
 
 def _speed(pair: str, rows: Sequence[ResultRow], styles: Mapping[str, dict[str, Any]]) -> Any:
     """Speed against budget; a contender without a budget is a level line."""
-    temperatures, names, by = _races(rows)
+    temperatures, names, by = _contests(rows)
     figure, axes = _panels("Speed against budget", pair, len(temperatures), len(names))
     budgets = sorted({size for row in rows if (size := _size(row))})
     for down, temperature in enumerate(temperatures):
@@ -234,7 +234,7 @@ def _line(axis: Any, method: str, rows: Sequence[ResultRow], style: Mapping[str,
 
 def _temperature(pair: str, rows: Sequence[ResultRow], styles: Mapping[str, dict[str, Any]]) -> Any:
     """Tokens per round against temperature; of a method's budgets the largest."""
-    temperatures, names, by = _races(rows)
+    temperatures, names, by = _contests(rows)
     figure, axes = _panels("Tokens per round against temperature", pair, 1, len(names), height=3.2)
     for across, data in enumerate(names):
         axis = axes[0, across]
@@ -273,7 +273,7 @@ def _temperature(pair: str, rows: Sequence[ResultRow], styles: Mapping[str, dict
 
 def _components(pair: str, rows: Sequence[ResultRow]) -> Any:
     """Time a token by component; transformers' own modes have one bar, as they do not tell."""
-    temperatures, names, by = _races(rows)
+    temperatures, names, by = _contests(rows)
     most = max(len(shown) for shown in by.values())
     height = 0.34 * most + 0.7
     figure, axes = _panels("Where the time goes", pair, len(temperatures), len(names), height=height)

@@ -46,7 +46,7 @@ def write(
         described: what `show.document` returns for them.
         plots: files of plots, in a folder inside `folder`.
     """
-    title = f"draftwood bench: {', '.join(dict.fromkeys(row.race.pair for row in rows))}"
+    title = f"draftwood bench: {', '.join(dict.fromkeys(row.contest.pair for row in rows))}"
     for name, page in ((HTML, HtmlPage(title)), (MARKDOWN, MarkdownPage())):
         _fill(page, title, rows, described, plots)
         write_text(folder / name, page.text())
@@ -62,15 +62,19 @@ def _fill(
     page.heading(title, 1)
     page.paragraph(show.headline(described))
     page.heading("Results", 2)
-    for race in dict.fromkeys(row.race for row in rows):
-        race_rows = [row for row in rows if row.race == race]
-        page.heading(race.title, 3)
-        columns = show.columns(race_rows)
+    for contest in dict.fromkeys(row.contest for row in rows):
+        contest_rows = [row for row in rows if row.contest == contest]
+        page.heading(contest.title, 3)
+        columns = show.columns(contest_rows)
         page.table(
             ["method", *(heading for heading, _ in columns)],
-            [[show.label(row), *(cell(row) for _, cell in columns)] for row in race_rows if not row.refused],
+            [
+                [show.label(row), *(cell(row) for _, cell in columns)]
+                for row in contest_rows
+                if not row.refused
+            ],
         )
-        for row in race_rows:
+        for row in contest_rows:
             if row.refused:
                 page.paragraph(f"{row.spec.label} did not run: {row.refused}")
     for note in show.notes(rows, described):

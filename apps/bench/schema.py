@@ -7,14 +7,14 @@ import types
 from collections.abc import Mapping
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from draftwood.apps.bench.plan import BINS, Race
+from draftwood.apps.bench.plan import BINS, Contest
 from draftwood.apps.bench.specs import ORDINARY
 from draftwood.apps.bench.writers import Text
 from draftwood.decoding.pass_time import PassTime
 
 _LARGEST = 2**53
 _HALVES = re.compile("[\ud800-\udfff]")
-_ASKED = get_type_hints(Race) | {"prompt": int, "turn": int}
+_ASKED = get_type_hints(Contest) | {"prompt": int, "turn": int}
 _FIT = get_type_hints(PassTime)
 _WRITTEN = _ASKED | {"contender": str, "repetition": int, "prompt_tokens": int}
 # Not in the first runs' cells.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from draftwood.apps.bench.figures import ResultRow
-from draftwood.apps.bench.plan import Race
+from draftwood.apps.bench.plan import Contest
 from draftwood.apps.bench.specs import ORDINARY
 from draftwood.base.whole_files import write_text
 from draftwood.decoding.metrics import METRICS
@@ -51,7 +51,7 @@ def _text(row: ResultRow) -> str:
     return "-" if check.p_value is None else f"p {check.p_value:.2f}"
 
 
-# Two tables a race: each fits into 80 columns.
+# Two tables a contest: each fits into 80 columns.
 _SPEED: tuple[Column, ...] = (
     ("tokens/s", _figure("tokens_per_second", digits=1, interval=False)),
     ("speed-up", _speed_up),
@@ -93,7 +93,7 @@ MEANINGS = {
 
 
 def columns(rows: Sequence[ResultRow]) -> tuple[Column, ...]:
-    """Returns all columns of a race's results."""
+    """Returns all columns of a contest's results."""
     score = (_SCORE,) if any("score" in row.figures for row in rows) else ()
     first, *rest = _DRAFTS
     return (*_SPEED, first, _EFFICIENCY, *rest, *score)
@@ -105,16 +105,16 @@ def label(row: ResultRow) -> str:
 
 
 def tables(rows: Sequence[ResultRow], described: Mapping[str, Any], console: Console) -> None:
-    """Two tables a race of a `document`: how fast, and how well drafted; they fit into 80 columns."""
+    """Two tables a contest of a `document`: how fast, and how well drafted; they fit into 80 columns."""
     console.print(headline(described), soft_wrap=False)
-    for race in dict.fromkeys(row.race for row in rows):
-        race_rows = [row for row in rows if row.race == race]
-        drafts = (*_DRAFTS, _SCORE) if any("score" in row.figures for row in race_rows) else _DRAFTS
+    for contest in dict.fromkeys(row.contest for row in rows):
+        contest_rows = [row for row in rows if row.contest == contest]
+        drafts = (*_DRAFTS, _SCORE) if any("score" in row.figures for row in contest_rows) else _DRAFTS
         console.print()
-        console.print(race.title, style="bold")
-        _table(race_rows, _SPEED, console)
-        _table(race_rows, drafts, console)
-        for row in race_rows:
+        console.print(contest.title, style="bold")
+        _table(contest_rows, _SPEED, console)
+        _table(contest_rows, drafts, console)
+        for row in contest_rows:
             if row.refused:
                 console.print(f"{row.spec.label} did not run: {row.refused}")
     console.print()
@@ -149,8 +149,8 @@ def notes(rows: Sequence[ResultRow], described: Mapping[str, Any]) -> list[str]:
     if any((row.check.p_value, row.check.p_together) != (None, None) for row in rows):
         words.append("p: how often texts of one distribution differ as much from generate()'s as these.")
     together = {
-        (row.race.on_all_data, row.spec.label): (
-            f"{row.spec.label} at {row.race.temperature:g} {row.check.p_together:.2f}"
+        (row.contest.on_all_data, row.spec.label): (
+            f"{row.spec.label} at {row.contest.temperature:g} {row.check.p_together:.2f}"
         )
         for row in rows
         if row.check.p_together is not None
@@ -196,7 +196,7 @@ def document(
         "units": {**units, "peak_memory": "bytes"},
         "results": [
             {
-                **attrs.asdict(row.race),
+                **attrs.asdict(row.contest),
                 "contender": row.spec.label,
                 "budget": row.spec.budget,
                 "prompts": row.prompts,
@@ -214,10 +214,10 @@ def document(
 
 
 def write_csv(file: Path, rows: Sequence[ResultRow], run: Mapping[str, Any]) -> None:
-    """One line a contender and race; every metric with the ends of its interval; versions and hardware."""
+    """One line a contender and contest; every metric with the ends of its interval; versions and hardware."""
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
-    where = [field.name for field in attrs.fields(Race)]
+    where = [field.name for field in attrs.fields(Contest)]
     figures = [name + end for name in (metric.name for metric in METRICS) for end in ("", "_low", "_high")]
     kept = {**run["versions"], **run["hardware"]}
     named = ["contender", "budget", "prompts", "prompt_tokens"]
@@ -231,7 +231,7 @@ def write_csv(file: Path, rows: Sequence[ResultRow], run: Mapping[str, Any]) -> 
         check = list(attrs.astuple(row.check))
         lines.writerow(
             [
-                *attrs.astuple(row.race),
+                *attrs.astuple(row.contest),
                 *(row.spec.label, row.spec.budget, row.prompts, row.prompt_tokens),
                 *values,
                 *(row.peak_memory, *check, row.refused, row.lossless),

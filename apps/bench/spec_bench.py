@@ -15,7 +15,7 @@ from draftwood.base.whole_files import inner_folder, write_text
 
 
 def write(folder: Path, cells: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Write one file for each contender of each race; returns their names.
+    """Write one file for each contender of each contest; returns their names.
 
     A line is a question with all its turns; each repetition is one of its choices. Contenders of
     transformers but the ordinary one do not tell what a round gave, so their `accept_lengths` are empty.
@@ -55,7 +55,7 @@ def check(sets: Mapping[str, DataSet]) -> None:
 
 
 def _name(cell: Mapping[str, Any]) -> str:
-    """The file of a cell's contender and race, whatever the data set."""
+    """The file of a cell's contender and contest, whatever the data set."""
     parts = (cell["contender"], cell["pair"], f"T{cell['temperature']:g}", cell["new_tokens"])
     cut = f"-cut{cell['prompt_length']}" if cell["prompt_length"] else ""
     return "-".join(re.sub(r"[^\w.=+]+", "-", str(part)) for part in parts) + f"{cut}.jsonl"

@@ -57,7 +57,7 @@ class Spread:
     def run(self, plan: BenchPlan, sets: Sets, folder: Folder) -> tuple[list[Cell], Iterator[Cell]]:
         """The cells that are missing, and an iterator that has them measured and keeps them.
 
-        The contenders of a race take turns on a prompt where they are measured: on one actor.
+        The contenders of a contest take turns on a prompt where they are measured: on one actor.
         """
         everything = list(cells(plan, sets))
         missing = [cell for cell in everything if cell.key not in folder.cells]
@@ -85,15 +85,15 @@ class Spread:
 
 
 def _place(cell: Cell) -> tuple[str, str, int]:
-    return cell.race.pair, cell.race.data, cell.prompt
+    return cell.contest.pair, cell.contest.data, cell.prompt
 
 
 def _groups(wanted: Sequence[Cell]) -> list[list[Cell]]:
-    """Cells of one race on one prompt; checks apart, which take other models, and so do passes."""
+    """Cells of one contest on one prompt; checks apart, which take other models, and so do passes."""
     groups: dict[Any, list[Cell]] = {}
     for cell in wanted:
         apart = cell.kind if cell.kind in ("check", "passes") else ""
-        groups.setdefault((apart, cell.race, cell.prompt), []).append(cell)
+        groups.setdefault((apart, cell.contest, cell.prompt), []).append(cell)
     return list(groups.values())
 
 

@@ -18,11 +18,11 @@ from draftwood.base.errors import InvalidInput
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from draftwood.apps.demo.race import RaceText, Result
+    from draftwood.apps.demo.contest import ContestText, Result
     from draftwood.apps.files.machine import Pair, PassCost
 
 _NODES = 16  # nodes of the tree pass that is timed; the strategies' trees are about that large
-_RACE_SECONDS = 60.0  # what the race should take, by the measured passes
+_RACE_SECONDS = 60.0  # what the contest should take, by the measured passes
 _LATEST = 90.0  # when it ends with the prompt at hand, should the machine have become slower
 _PAYS = 1.05  # a ratio below this is no gain worth the name
 
@@ -35,7 +35,7 @@ def demo(
         int | None, typer.Option(help="Tokens a text; default: what fits in about a minute.")
     ] = None,
     parameters: Annotated[
-        float, typer.Option(help="Size that the target is widened to for the race.")
+        float, typer.Option(help="Size that the target is widened to for the contest.")
     ] = 350e6,
     head: Annotated[
         str | None,
@@ -44,14 +44,16 @@ def demo(
     device: models.Device = None,
     offload: Annotated[
         bool,
-        typer.Option("--offload", help="Race with the target's weights on the disk, streamed in every pass."),
+        typer.Option(
+            "--offload", help="Contest with the target's weights on the disk, streamed in every pass."
+        ),
     ] = False,
 ) -> None:
     """Compare draft trees with generate(): the texts and the speed.
 
     A small Llama first writes a text through draft trees. Then every strategy's text is compared with
     that of generate(), in float32. Then the target is widened to a size where passes cost what they
-    cost in practice, and the contenders race.
+    cost in practice, and the contenders contest.
 
     \b
     Examples:
@@ -89,12 +91,12 @@ def demo(
         raise typer.Exit(FAILED)
     pair = _widened(console, target, draft, parameters)
     if offload:
-        from draftwood.apps.demo.offloaded import race_offloaded
+        from draftwood.apps.demo.offloaded import contest_offloaded
 
-        race_offloaded(console, pair, tokenizer, encoded)
+        contest_offloaded(console, pair, tokenizer, encoded)
         return
-    texts = _race(console, pair, encoded, tokens or _fitting(pair.cost, len(encoded)))
-    _show_race(console, texts, pair.cost)
+    texts = _contest(console, pair, encoded, tokens or _fitting(pair.cost, len(encoded)))
+    _show_contest(console, texts, pair.cost)
 
 
 def _stream(
@@ -108,7 +110,7 @@ def _stream(
     head: str | None,
 ) -> None:
     """One text as it is committed, with the accepted tokens in colour."""
-    from draftwood.apps.demo.race import DYSPEC, METHODS, decoder
+    from draftwood.apps.demo.contest import DYSPEC, METHODS, decoder
 
     method = METHODS[DYSPEC]
     console.print("\nA Llama of 7 million parameters continues a prompt. ", end="")
@@ -130,10 +132,10 @@ def _stream(
 
 def _show_equality(console: Console, target: Any, draft: Any, prompts: Prompts, tokens: int) -> bool:
     """Compare every strategy's text with that of `generate`, in float32; says so and returns it."""
-    from draftwood.apps.demo.race import ORDINARY, race, result, writers
+    from draftwood.apps.demo.contest import ORDINARY, contest, result, writers
 
     entrants = writers(target, draft)
-    runs = race(entrants, prompts, tokens=tokens)
+    runs = contest(entrants, prompts, tokens=tokens)
     texts = watched(runs, "comparing", total=len(entrants) * len(prompts), console=console)
     results = [result(texts, name) for name in entrants if name != ORDINARY]
     console.print(f"\nIn float32, {len(prompts)} prompts, {tokens} tokens each, against generate():")
@@ -165,25 +167,25 @@ def _widened(console: Console, target: Any, draft: Any, parameters: float) -> Pa
 
 
 def _fitting(cost: PassCost, prompts: int) -> int:
-    """Tokens a text so that the race takes about a minute; the contenders need 3 to 4 texts' time."""
+    """Tokens a text so that the contest takes about a minute; the contenders need 3 to 4 texts' time."""
     fitting = _RACE_SECONDS / (prompts * 3.5 * cost.step)
     return int(min(max(fitting, 16), 128)) // 8 * 8
 
 
-def _race(console: Console, pair: Pair, prompts: Prompts, tokens: int) -> list[RaceText]:
-    from draftwood.apps.demo.race import race, until, writers
+def _contest(console: Console, pair: Pair, prompts: Prompts, tokens: int) -> list[ContestText]:
+    from draftwood.apps.demo.contest import contest, until, writers
 
     entrants = writers(pair.target, pair.draft)
     for one in entrants.values():
         one.write(prompts[0], min(tokens, 8), seed=0)
-    runs = until(_LATEST, race(entrants, prompts, tokens=tokens))
+    runs = until(_LATEST, contest(entrants, prompts, tokens=tokens))
     return watched(runs, "racing", total=len(entrants) * len(prompts), console=console)
 
 
-def _show_race(console: Console, texts: list[RaceText], cost: PassCost) -> None:
+def _show_contest(console: Console, texts: list[ContestText], cost: PassCost) -> None:
     from rich.table import Table
 
-    from draftwood.apps.demo.race import result
+    from draftwood.apps.demo.contest import result
 
     results = [result(texts, name) for name in dict.fromkeys(entry.contender for entry in texts)]
     samples = len({entry.prompt for entry in texts})
@@ -208,7 +210,7 @@ def _show_race(console: Console, texts: list[RaceText], cost: PassCost) -> None:
 
 def verdict(results: Sequence[Result], cost: PassCost) -> list[str]:
     """Returns sentences about the table: whether speculation pays here and, if not, why."""
-    from draftwood.apps.demo.race import DYSPEC
+    from draftwood.apps.demo.contest import DYSPEC
 
     by_name = {one.contender: one for one in results}
     dyspec = by_name[DYSPEC]

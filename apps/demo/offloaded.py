@@ -1,4 +1,4 @@
-"""The demo's race where the target's weights stay on the disk: ordinary decoding, and the tree for it."""
+"""The demo's contest where the target's weights stay on the disk: ordinary decoding, and the tree for it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from draftwood.apps.tune.command import STREAMED, candidates, measure
 from draftwood.apps.tune.measure import TuneTrial
 from draftwood.protocols import registry
 
-_PROMPTS, _TOKENS = 2, 24  # of the trial of each budget; the race's texts are twice as long
+_PROMPTS, _TOKENS = 2, 24  # of the trial of each budget; the contest's texts are twice as long
 
 
-def race_offloaded(console: Console, pair: Pair, tokenizer: Any, prompts: Sequence[Sequence[int]]) -> None:
-    """Write the widened target to the disk, find the tree that pays with streamed weights, and race it."""
+def contest_offloaded(console: Console, pair: Pair, tokenizer: Any, prompts: Sequence[Sequence[int]]) -> None:
+    """Write the widened target to the disk, find the tree that pays with streamed weights, and contest it."""
     with TemporaryDirectory(prefix="draftwood-") as folder:
         place = Path(folder)
         with console.status("writing the target's weights to the disk"):

@@ -12,8 +12,8 @@ from draftwood.apps.distil import row_options, run, show, target_text, texts
 from draftwood.apps.files.machine import device_name, versions
 from draftwood.apps.models import by_name as models
 from draftwood.apps.terminal.shown import to_stderr
+from draftwood.apps.train.contest import contest
 from draftwood.apps.train.kinds import Kind, Training, check_options, training_of
-from draftwood.apps.train.race import race
 from draftwood.apps.train.report import report
 from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.base.whole_files import write_json
@@ -211,7 +211,7 @@ def _train(
     }
     run.save_beside(lambda part: training.save(head, part), out)
     to_stderr("Racing a tree of the head against generate().")
-    content["race"] = race(loaded, out, tests)
+    content["contest"] = contest(loaded, out, tests)
     write_json(out / run.REPORT, content)
     report(content)
     to_stderr(f"{out}: draftwood generate --target {name} --drafter {out} takes it.")

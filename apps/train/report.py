@@ -7,7 +7,7 @@ from typing import Any
 
 
 def report(content: Mapping[str, Any]) -> None:
-    """Print the agreement by depth, a line for every temperature and prompt length, and the race."""
+    """Print the agreement by depth, a line for every temperature and prompt length, and the contest."""
     from rich import box
     from rich.table import Table
 
@@ -32,12 +32,12 @@ def report(content: Mapping[str, Any]) -> None:
         "lookup guesses; without the parts of texts that run in a loop:"
     )
     console.print(table)
-    if "race" in content:  # which earlier runs did not have
-        console.print(raced(content["race"]))
+    if "contest" in content:  # which earlier runs did not have
+        console.print(contest_line(content["contest"]))
 
 
-def raced(found: Mapping[str, Any] | None) -> str:
-    """Returns the result of the race in a sentence."""
+def contest_line(found: Mapping[str, Any] | None) -> str:
+    """Returns the result of the contest in a sentence."""
     if found is None:
         return "Speed was not measured: every held-out text runs into a loop at once."
     return (

@@ -19,7 +19,7 @@ from draftwood.apps.terminal.options import assign, parse, split
 from draftwood.apps.terminal.progress import progress
 from draftwood.apps.terminal.shown import say, to_stderr
 from draftwood.apps.tune.fit import fitted
-from draftwood.apps.tune.measure import Costs, Estimate, RaceResult, TuneTrial, pass_costs, race_result
+from draftwood.apps.tune.measure import ContestResult, Costs, Estimate, TuneTrial, contest_result, pass_costs
 from draftwood.apps.tune.trial import Candidates, most_gain, number_of
 from draftwood.base.errors import InvalidInput
 from draftwood.base.whole_files import check_writable, write_json
@@ -29,7 +29,7 @@ from draftwood.protocols import registry
 STRATEGIES, BUDGETS = ("leviathan", "dyspec"), (2, 4, 8, 16, 32)
 STREAMED = (8, 32, 64, 128, 256)
 """Budgets where weights are streamed: a pass over many nodes costs little more than one over few."""
-_FINALISTS = 2  # candidates that race: the cost model may well confuse two that are close
+_FINALISTS = 2  # candidates in the contest: the cost model may well confuse two that are close
 
 
 def tune(
@@ -65,7 +65,7 @@ def tune(
     ] = None,
     prompts: Annotated[int, typer.Option(help="Prompts a file.")] = 4,
     new_tokens: Annotated[
-        int, typer.Option(help="Tokens a text of the trial; the race's are twice that.")
+        int, typer.Option(help="Tokens a text of the trial; the contest's are twice that.")
     ] = 32,
     seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
     dtype: Annotated[models.Dtype, typer.Option(help="Precision of the models.")] = models.Dtype.auto,
@@ -76,7 +76,7 @@ def tune(
 ) -> None:
     """Find the strategy and budget that pay for a pair of models.
 
-    Measures passes of both models, tries each candidate on your prompts, estimates its gain, and races
+    Measures passes of both models, tries each candidate on your prompts, estimates its gain, and contests
     the best two against ordinary generate(). If that is faster, it says so, after a first look of about
     a minute if no candidate gains. draftwood generate --tuned FILE and draftwood.read_tuned read the file.
 
@@ -134,7 +134,7 @@ def tune(
         "temperature": temperature,
         "dtype": str(plan.dtype),
         "engine": str(engine),
-        "race": [attrs.asdict(one) for one in found.race],
+        "contest": [attrs.asdict(one) for one in found.contest],
         "estimates": [attrs.asdict(one) for one in found.estimates],
         "pass_seconds": {
             "target": attrs.asdict(found.costs.target),
@@ -182,10 +182,10 @@ class Found:
 
     Attributes:
         spec: the best candidate.
-        gain: its gain in the race, or the expected one where there was no race.
+        gain: its gain in the contest, or the expected one where there was no contest.
         costs: of passes.
         estimates: of all candidates that were tried, the largest expected gain first.
-        race: results of the best candidates; empty after a clear no.
+        contest: results of the best candidates; empty after a clear no.
         asked: number of all candidates.
     """
 
@@ -194,11 +194,11 @@ class Found:
     costs: Costs
     asked: int
     estimates: Sequence[Estimate] = ()
-    race: Sequence[RaceResult] = ()
+    contest: Sequence[ContestResult] = ()
 
 
 def measure(trial: TuneTrial, specs: Sequence[Spec], tokens: int, largest: int) -> Found:
-    """Measures passes, tries the candidates and races the best; less where the answer is clearly no."""
+    """Measures passes, tries the candidates and contests the best; less where the answer is clearly no."""
     to_stderr(f"Timing passes over up to {largest + 1} tokens.")
     costs = pass_costs(trial.loaded, largest)
     to_stderr(_described(costs, largest))
@@ -217,8 +217,8 @@ def measure(trial: TuneTrial, specs: Sequence[Spec], tokens: int, largest: int) 
     by_label = {spec.label: spec for spec in specs}
     if not candidates.may_gain:
         return Found(by_label[finalists[0]], estimates[0].gain, costs, asked, estimates)
-    race = _raced(trial, [by_label[label] for label in finalists], tokens=2 * tokens)
-    results = [race_result(label, race, greedy=trial.temperature == 0) for label in finalists]
+    contest = _in_contest(trial, [by_label[label] for label in finalists], tokens=2 * tokens)
+    results = [contest_result(label, contest, greedy=trial.temperature == 0) for label in finalists]
     best_result = max(results, key=lambda result: result.gain)
     return Found(by_label[best_result.label], best_result.gain, costs, asked, estimates, results)
 
@@ -232,12 +232,12 @@ def _described(costs: Costs, largest: int) -> str:
     )
 
 
-def _raced(trial: TuneTrial, specs: Sequence[Spec], *, tokens: int) -> list[dict[str, Text]]:
+def _in_contest(trial: TuneTrial, specs: Sequence[Spec], *, tokens: int) -> list[dict[str, Text]]:
     names = " and ".join(spec.label for spec in specs)
     to_stderr(
         f"Race: {names} against generate(), {tokens} tokens after {number_of(len(trial.prompts), 'prompt')}."
     )
-    return list(progress(trial.race(specs, tokens=tokens), "Race", total=len(trial.prompts)))
+    return list(progress(trial.contest(specs, tokens=tokens), "Race", total=len(trial.prompts)))
 
 
 def _choice(found: Found, drafter: str, trial: TuneTrial) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def _choice(found: Found, drafter: str, trial: TuneTrial) -> dict[str, Any]:
     if chosen.draft_temperature is not None:  # which the file has in addition to the options
         own.pop("draft_temperature", None)
     (options,) = assign(own, [("recipes", spec.name)])
-    pays = bool(found.race) and found.gain > 1
+    pays = bool(found.contest) and found.gain > 1
     return {
         "draft": None if chosen.drafter else _model(drafter, trial.loaded.draft),
         "recipe": spec.name if pays else None,
@@ -273,7 +273,7 @@ def _show(found: Found, content: dict[str, Any], to: Path) -> None:
     if found.estimates:
         PlainConsole().print(_table(found.estimates))
     say(_answer(found))
-    if any(one.label == found.spec.label and one.equal is False for one in found.race):
+    if any(one.label == found.spec.label and one.equal is False for one in found.contest):
         to_stderr(
             f"Some text of {found.spec.label} differs from that of generate(), as rounding may make it."
         )
@@ -291,18 +291,18 @@ def _answer(found: Found) -> str:
             f"{found.gain:.2f} times the tokens a second even if every level of its tree were accepted."
         )
     expected = next(one for one in found.estimates if one.label == name)
-    if not found.race:
+    if not found.contest:
         return (
             f"{no}: after {number_of(expected.prompts, 'prompt')} none of {len(found.estimates)} candidates "
-            f"(of {found.asked}) came near its speed, so there was no race. The best, {name}, would have "
+            f"(of {found.asked}) came near its speed, so there was no contest. The best, {name}, would have "
             f"{found.gain:.2f} times the tokens a second."
         )
-    result = next(one for one in found.race if one.label == name)
-    raced = (
+    result = next(one for one in found.contest if one.label == name)
+    ratio = (
         f"{result.gain:.2f} times the tokens a second of ordinary decoding ({expected.gain:.2f} expected), "
         f"faster on {result.won} of {result.prompts} prompts"
     )
-    return f"Take {name}: {raced}." if result.gain > 1 else f"{no}: {name}, the best, had {raced}."
+    return f"Take {name}: {ratio}." if result.gain > 1 else f"{no}: {name}, the best, had {ratio}."
 
 
 def _table(estimates: Sequence[Estimate]) -> Any:

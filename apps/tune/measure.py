@@ -1,4 +1,4 @@
-"""Cost and gain of candidates, by STree's cost model and by a race."""
+"""Cost and gain of candidates, by STree's cost model and by a contest."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ class Estimate:
 
 
 @attrs.frozen
-class RaceResult:
-    """A candidate's result in the race.
+class ContestResult:
+    """A candidate's result in the contest.
 
     Attributes:
         label: the candidate.
         gain: tokens per second divided by ordinary `generate`'s, all prompts together.
         won: prompts on which it was faster.
-        prompts: of the race.
+        prompts: of the contest.
         equal: whether all texts equal `generate`'s; None above temperature 0, where chance decides.
     """
 
@@ -159,7 +159,7 @@ class TuneTrial:
     temperature: float
     seed: int
 
-    def race(self, specs: Sequence[Spec], *, tokens: int) -> Iterator[dict[str, Text]]:
+    def contest(self, specs: Sequence[Spec], *, tokens: int) -> Iterator[dict[str, Text]]:
         """Prompt by prompt the texts of ordinary `generate` and of every candidate.
 
         They take turns, and who begins changes from prompt to prompt, so that a slow moment of the machine
@@ -180,10 +180,10 @@ class TuneTrial:
         return made
 
 
-def race_result(label: str, race: Sequence[dict[str, Text]], *, greedy: bool) -> RaceResult:
+def contest_result(label: str, contest: Sequence[dict[str, Text]], *, greedy: bool) -> ContestResult:
     """Returns the result of `label` against ordinary `generate`."""
-    pairs = [(texts[label], texts[ORDINARY]) for texts in race]
-    return RaceResult(
+    pairs = [(texts[label], texts[ORDINARY]) for texts in contest]
+    return ContestResult(
         label=label,
         gain=sum(plain.seconds for _, plain in pairs) / sum(own.seconds for own, _ in pairs),
         won=sum(own.seconds < plain.seconds for own, plain in pairs),

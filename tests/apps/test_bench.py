@@ -105,7 +105,7 @@ def test_tables_fit_80_columns_without_colour(finished):
     assert max(map(len, out.splitlines())) <= 80
     for contender in CONTENDERS:
         (_, *rest) = [line for line in out.splitlines() if line.startswith(contender + " ")]
-        assert len(rest) == 3  # two tables a race, whole words in each
+        assert len(rest) == 3  # two tables a contest, whole words in each
     assert "temperature 0.8" in out
     assert "compared with those of generate() in float32" in " ".join(out.split())
     assert out.count(" equal") >= 5

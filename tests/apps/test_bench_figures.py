@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from draftwood import SamplingParams, SpeculativeDecoder, create, load, zoo
 from draftwood.apps.bench import plots, writers
 from draftwood.apps.bench.figures import Figure, ResultRow, interval, rows, two_sample
-from draftwood.apps.bench.plan import BenchPlan, Race
+from draftwood.apps.bench.plan import BenchPlan, Contest
 from draftwood.apps.bench.specs import Spec
 from draftwood.decoding.metrics import METRICS
 
-RACE = Race("llama-7m,llama-draft", "d", 0.0, 0, 4)
+RACE = Contest("llama-7m,llama-draft", "d", 0.0, 0, 4)
 SPEC = "leviathan:length=3"
 
 
-def cell(contender, prompt, tokens, *, repetition=0, turn=0, race=RACE, **figures):
+def cell(contender, prompt, tokens, *, repetition=0, turn=0, contest=RACE, **figures):
     known = {
         "seconds": 1.0,
         "first_token_seconds": 0.2,
@@ -40,7 +40,7 @@ def cell(contender, prompt, tokens, *, repetition=0, turn=0, race=RACE, **figure
         "prompt_tokens": 5,
     }
     place = {"kind": "text", "contender": contender, "prompt": prompt, "repetition": repetition, "turn": turn}
-    return {**attrs.asdict(race), **place, "tokens": list(tokens), **known, **figures}
+    return {**attrs.asdict(contest), **place, "tokens": list(tokens), **known, **figures}
 
 
 def results(*cells, temperature=0.0, repetitions=1):
@@ -65,9 +65,9 @@ def test_every_figure_is_that_of_the_loop(monkeypatch):
     sampling = SamplingParams(temperature=0.7)
     prompt = zoo.tokenizer()("It was a cold morning")["input_ids"]
     text = writers.Speculative(decoder, sampling, None).write(prompt, 12, seed=3)
-    race = attrs.evolve(RACE, temperature=0.7)
-    own = cell(SPEC, 0, [], race=race) | attrs.asdict(text) | {"right": True}
-    found = results(own, cell("generate", 0, [1] * 12, race=race, seconds=2.0), temperature=0.7)[SPEC]
+    contest = attrs.evolve(RACE, temperature=0.7)
+    own = cell(SPEC, 0, [], contest=contest) | attrs.asdict(text) | {"right": True}
+    found = results(own, cell("generate", 0, [1] * 12, contest=contest, seconds=2.0), temperature=0.7)[SPEC]
     (s,) = seen
     wanted = {
         "tokens_per_round": s.tokens_per_round,
@@ -102,9 +102,11 @@ def test_at_temperature_0_the_text_of_median_time_counts():
 
 
 def test_above_0_all_texts_count():
-    race = attrs.evolve(RACE, temperature=1.0)
-    cells = [cell(SPEC, 0, "abcd", repetition=r, seconds=s, race=race) for r, s in enumerate((4, 2, 90))]
-    plain = [cell("generate", 0, "abcd", repetition=r, race=race) for r in range(3)]
+    contest = attrs.evolve(RACE, temperature=1.0)
+    cells = [
+        cell(SPEC, 0, "abcd", repetition=r, seconds=s, contest=contest) for r, s in enumerate((4, 2, 90))
+    ]
+    plain = [cell("generate", 0, "abcd", repetition=r, contest=contest) for r in range(3)]
     found = results(*cells, *plain, temperature=1.0, repetitions=3)
     assert found[SPEC].value("tokens_per_second") == pytest.approx(12 / 96)
 
@@ -138,7 +140,7 @@ def test_only_scored_prompts_count_for_the_score():
     assert results(*cells, *plain)[SPEC].value("score") == pytest.approx(2 / 3)
 
 
-def test_a_race_in_the_middle_is_compared_on_shared_prompts():
+def test_a_contest_in_the_middle_is_compared_on_shared_prompts():
     """A contender that is a prompt ahead of `generate` when a run breaks off."""
     found = results(
         cell(SPEC, 0, "abcd"), cell(SPEC, 1, "abcd", seconds=50.0), cell("generate", 0, "abcd", seconds=3.0)
@@ -226,9 +228,9 @@ def test_no_panel_cuts_what_another_one_shares_its_axis_with(plot):
     found = []
     for data, value in (("a", 1.0), ("b", 1.5), ("c", 4.0)):
         figures = {name: Figure(value, value - 0.5, value + 2) for name in ("speed_up", "tokens_per_round")}
-        race = attrs.evolve(RACE, data=data)
-        found += [ResultRow(race, Spec("leviathan", (f"length={n}",), n), figures) for n in (2, 4)]
-        found.append(ResultRow(race, Spec("generate-assisted"), figures))
+        contest = attrs.evolve(RACE, data=data)
+        found += [ResultRow(contest, Spec("leviathan", (f"length={n}",), n), figures) for n in (2, 4)]
+        found.append(ResultRow(contest, Spec("generate-assisted"), figures))
     picture = getattr(plots, plot)("pair", found, plots._styles(found))
     assert all(axis.get_ylim()[1] > 6 for axis in picture.axes)
     assert all(axis.get_ylim()[0] < 1 for axis in picture.axes)
@@ -236,14 +238,14 @@ def test_no_panel_cuts_what_another_one_shares_its_axis_with(plot):
 
 def test_texts_of_all_data_sets_are_tested_together():
     heat = attrs.evolve(RACE, temperature=1.0)
-    races = [attrs.evolve(heat, data=data) for data in ("d", "e")]
+    contests = [attrs.evolve(heat, data=data) for data in ("d", "e")]
     plan = BenchPlan(strategies=[SPEC], temperatures=[1.0], new_tokens=[4])
 
     def checks(tokens, names, prompts=3):
         written = {"generate": [1] * 20, SPEC: tokens}
         cells = [
-            cell(label, prompt, written[label], race=race)
-            for race in races
+            cell(label, prompt, written[label], contest=contest)
+            for contest in contests
             for label in written
             for prompt in range(prompts)
         ]

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from draftwood.apps.bench.figures import Figure, ResultRow
 from draftwood.apps.bench.papers import comparisons, paper, papers, show
-from draftwood.apps.bench.plan import BenchPlan, Race
+from draftwood.apps.bench.plan import BenchPlan, Contest
 from draftwood.apps.bench.specs import ORDINARY, parse
 from draftwood.base.errors import UnknownStrategy
 from draftwood.decoding.metrics import METRICS
@@ -68,10 +68,10 @@ def test_speed_ups_are_worked_out_from_latencies():
 
 
 def rows():
-    race = Race("llama-7m,llama-draft", "mine", 0.0, 128, 128)
+    contest = Contest("llama-7m,llama-draft", "mine", 0.0, 128, 128)
     figures = {"tokens_per_round": Figure(2.5, 2.25, 2.75), "speed_up": Figure(1.5, 1.25, 1.75)}
-    plain = ResultRow(race, parse(ORDINARY), {"tokens_per_round": Figure(1.0), "speed_up": Figure(1.0)})
-    return [plain, ResultRow(race, parse("dyspec:budget=64"), figures)]
+    plain = ResultRow(contest, parse(ORDINARY), {"tokens_per_round": Figure(1.0), "speed_up": Figure(1.0)})
+    return [plain, ResultRow(contest, parse("dyspec:budget=64"), figures)]
 
 
 def test_what_was_measured_stands_beside_the_paper():

@@ -122,7 +122,7 @@ def test_the_latex_table_is_whole(folder):
         assert text.count(f"\\{one}") == 1
     body = text[text.index("midrule") : text.index("bottomrule")]
     lines = [line for line in body.splitlines() if line.endswith("\\\\")]
-    assert len(lines) == 6  # the race, and its five contenders
+    assert len(lines) == 6  # the contest, and its five contenders
     assert all(line.count(" & ") == 3 for line in lines[1:])
     assert "gsm8k\\_test" in text
     figures = json.loads((folder / "results.json").read_text())["results"]

@@ -12,7 +12,7 @@ from draftwood import zoo
 from draftwood.apps.bench import measure
 from draftwood.apps.bench.figures import rows
 from draftwood.apps.bench.measure import answer_tokens
-from draftwood.apps.bench.plan import BenchPlan, Race
+from draftwood.apps.bench.plan import BenchPlan, Contest
 from tests.apps.cells import cells
 
 TURNS = [["Hello.", "Who are you?", "And I?"], ["Name a river."], ["What is 2 + 2?", "And 3 + 3?"]]
@@ -155,7 +155,7 @@ def test_an_answer_ends_where_the_model_or_the_user_would(tmp_path):
 
 def test_turns_of_a_conversation_count_together(monkeypatch):
     """Each turn keeps its text of median time, and a conversation is one prompt of the intervals."""
-    race = Race(PAIR, "d", 0.0, 0, 4)
+    contest = Contest(PAIR, "d", 0.0, 0, 4)
     known = ["first_token_seconds", "first_tokens", "draft_calls", "draft_cost", "drafted", "accepted"]
     known += ["draft_seconds", "target_seconds", "verify_seconds", "prefill_seconds", "right"]
     found = dict[str, Any]()
@@ -168,7 +168,7 @@ def test_turns_of_a_conversation_count_together(monkeypatch):
             place = {"kind": "text", "contender": contender, "prompt": prompt, "turn": turn}
             text = {"repetition": repetition, "seconds": seconds, "tokens": [1, 2, 3, 4], "rounds": 2}
             cell = {
-                **attrs.asdict(race),
+                **attrs.asdict(contest),
                 **dict.fromkeys(known),
                 **place,
                 **text,

@@ -41,7 +41,7 @@ def test_verifiers_on_prompts_from_files(measure, tmp_path):
     assert 1 <= float(low) <= float(mean) <= float(high) <= 2
 
 
-def test_heads_and_drafts_race_on_a_widened_target(measure, tmp_path):
+def test_heads_and_drafts_contest_on_a_widened_target(measure, tmp_path):
     (tmp_path / "gsm8k_test.jsonl").write_text('{"question": "What is 2 + 3?"}\n')
     (tmp_path / "humaneval.jsonl").write_text('{"prompt": "def f(x):\\n"}\n')
     (tmp_path / "wikitext2_test.txt").write_text("The town lies on the river. " * 30 + "\n")

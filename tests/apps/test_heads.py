@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from draftwood import SamplingParams, SpeculativeDecoder, create, zoo
 from draftwood.apps.models import by_name as models
 from draftwood.apps.train import command, kinds
-from draftwood.apps.train.race import race
-from draftwood.apps.train.report import raced as report_of_race
+from draftwood.apps.train.contest import contest
+from draftwood.apps.train.report import contest_line
 from draftwood.strategies.blocks.files import load_block
 from draftwood.zoo.distil.rows import Rows
 from draftwood.zoo.heads.eagle3 import trained_head
@@ -42,7 +42,7 @@ def target(tiny: Any) -> Path:
     return tiny("big", num_hidden_layers=2)
 
 
-def test_a_trained_head_races_generate_on_what_does_not_loop() -> None:
+def test_a_trained_head_contests_generate_on_what_does_not_loop() -> None:
     """The tokens of a round are those of a decoder that is called by itself; a row that loops is left out."""
     loaded = models.load(
         "llama-7m", None, tokenizer=None, dtype=models.Dtype.float32, device="cpu", trust_remote_code=False
@@ -59,7 +59,7 @@ def test_a_trained_head_races_generate_on_what_does_not_loop() -> None:
     )
     looping = torch.full((1, rows.shape[1]), 7)
     tests = [Rows(rows, 6, 0.0), Rows(looping, 6, 0.0), Rows(rows, 6, 1.0)]
-    found = race(loaded, zoo.path("llama-7m-eagle3"), tests)
+    found = contest(loaded, zoo.path("llama-7m-eagle3"), tests)
     assert found is not None
     assert found["prompts"] == 2
     assert found["speed_up"] > 0
@@ -82,7 +82,7 @@ def test_a_trained_head_races_generate_on_what_does_not_loop() -> None:
         rounds += written.statistics.target_calls
         given += length - int(written.statistics.sums["prefill_tokens"])
     assert found["tokens_per_round"] == pytest.approx(given / rounds)
-    assert race(loaded, zoo.path("llama-7m-eagle3"), tests[1:]) is None
+    assert contest(loaded, zoo.path("llama-7m-eagle3"), tests[1:]) is None
 
 
 def test_a_head_is_trained_reported_used_and_checked(draftwood, monkeypatch, target, text, tmp_path):
@@ -101,7 +101,7 @@ def test_a_head_is_trained_reported_used_and_checked(draftwood, monkeypatch, tar
     for one in report["agreement"]:
         assert all(f"{share:.3f}" in result.stdout for share in one["by_depth"])
     assert report["recipe"]["depths"] == 2
-    assert report_of_race(report["race"]) in " ".join(result.stdout.split())
+    assert contest_line(report["contest"]) in " ".join(result.stdout.split())
     weights = load_file(head / "model.safetensors")
     assert weights["lm_head.weight"].shape == (40, 16)
     assert weights["fc.weight"].dtype == torch.bfloat16

@@ -36,7 +36,9 @@ def test_the_budget_is_tuned_to_streamed_weights(draftwood: Any, tmp_path: Path)
     assert {one["label"].partition("budget=")[2] for one in content["estimates"]} >= {"8", "64", "256"}
 
 
-def test_bench_races_from_the_disk(draftwood: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_contests_from_the_disk(
+    draftwood: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded, load_pair = list[Any](), measure.load
 
     def load_and_keep(*arguments: Any) -> Any:
@@ -85,7 +87,7 @@ def test_what_bench_cannot_stream_is_one_sentence(refused: Any, tmp_path: Path) 
 
 
 @pytest.mark.thorough
-def test_the_demo_races_from_the_disk(draftwood: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_contests_from_the_disk(draftwood: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftwood.apps.demo.offloaded.STREAMED", (2, 4))
     monkeypatch.setattr("draftwood.apps.demo.offloaded._TOKENS", 4)
     result = draftwood("demo", "--offload", "--prompts", 1, "--tokens", 4, "--parameters", "1e6")

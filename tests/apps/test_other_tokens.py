@@ -51,7 +51,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_bench_races_it_beside_the_targets_own(
+def test_bench_contests_it_beside_the_targets_own(
     draftwood: Any, foreign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("draftwood.apps.bench.measure._SIZES", (1, 2, 4))
@@ -99,7 +99,7 @@ def test_tune_keeps_the_pair_and_generate_takes_it(
     assert "The draft has another tokenizer and proposes 4095 of the target's 4096 tokens" in result.stderr
     content = json.loads(file.read_text())
     assert content["settings"]["shared_tokens"]["shared"] == 4095
-    assert content["race"][0]["equal"] is True
+    assert content["contest"][0]["equal"] is True
     content |= {"recipe": "dyspec", "options": {"budget": 4}, "gain": 2.0}
     file.write_text(json.dumps(content))
 

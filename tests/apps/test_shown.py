@@ -94,7 +94,7 @@ def test_there_is_no_other_door():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run that has all that a report shows: two races, a refused contender, questions."""
+    """A finished run that has all that a report shows: two contests, a refused contender, questions."""
     from draftwood_cli import app
     from typer.testing import CliRunner
 

@@ -19,7 +19,7 @@ from draftwood.apps.bench.specs import ORDINARY, Spec
 from draftwood.apps.bench.writers import Text
 from draftwood.apps.models.by_name import EngineName
 from draftwood.apps.tune import trial as trial_module
-from draftwood.apps.tune.measure import Costs, TuneTrial, estimate, race_result
+from draftwood.apps.tune.measure import Costs, TuneTrial, contest_result, estimate
 from draftwood.apps.tune.trial import Candidates, most_gain
 from draftwood.decoding.pass_time import PassTime
 from tests.apps.timed_tune import tuned
@@ -67,8 +67,10 @@ def test_it_measures_for_real(draftwood, tmp_path):
     content = json.loads(file.read_text())
     assert content["pass_seconds"]["target"]["constant"] + content["pass_seconds"]["target"]["linear"] > 0
     assert [one["label"] for one in content["estimates"]] == ["dyspec:budget=3"]
-    assert all((race["label"], race["equal"]) == ("dyspec:budget=3", True) for race in content["race"])
-    assert library.read_tuned(file).ordinary == (not content["race"] or content["gain"] <= 1)
+    assert all(
+        (contest["label"], contest["equal"]) == ("dyspec:budget=3", True) for contest in content["contest"]
+    )
+    assert library.read_tuned(file).ordinary == (not content["contest"] or content["gain"] <= 1)
 
 
 def test_what_pays_is_recommended(paying):
@@ -80,7 +82,7 @@ def test_what_pays_is_recommended(paying):
         *(f"leviathan:length={n}" for n in (2, 5)),
         *(f"dyspec:budget={n}" for n in (2, 5)),
     }
-    best = max(content["race"], key=lambda one: one["gain"])
+    best = max(content["contest"], key=lambda one: one["gain"])
     assert content["gain"] == best["gain"] > 1
     assert best["label"] in {one["label"] for one in content["estimates"][:2]}
     assert f"Take {best['label']}:" in output
@@ -219,14 +221,14 @@ def test_the_cost_model_gives_back_what_rounds_took(rounds, calls, nodes, accept
     assert estimate("x", [hidden], costs).gain == pytest.approx(found.gain, rel=1e-3)
 
 
-def test_the_race_counts_all_prompts_together():
+def test_the_contest_counts_all_prompts_together():
     def texts(own: float, plain: float, tokens: list[int]) -> dict[str, Text]:
         return {"x": Text([1, 2], own, 0, 1, 1, 0), ORDINARY: Text(tokens, plain, 0, 1, 1, 0)}
 
-    race = [texts(1.0, 3.0, [1, 2]), texts(4.0, 2.0, [1, 3])]
-    result = race_result("x", race, greedy=True)
+    contest = [texts(1.0, 3.0, [1, 2]), texts(4.0, 2.0, [1, 3])]
+    result = contest_result("x", contest, greedy=True)
     assert (result.gain, result.won, result.prompts, result.equal) == (1.0, 1, 2, False)
-    assert race_result("x", race, greedy=False).equal is None
+    assert contest_result("x", contest, greedy=False).equal is None
 
 
 @pytest.mark.parametrize(
@@ -374,20 +376,20 @@ def test_bad_options(refused, tmp_path, arguments, parts):
 def test_a_draft_that_costs_too_much_is_refused_before_any_trial(ordinary):
     file, output = ordinary
     content = json.loads(file.read_text())
-    assert content["race"] == content["estimates"] == []
+    assert content["contest"] == content["estimates"] == []
     assert "even if every level of its tree were accepted" in output
 
 
-def test_a_clear_no_after_the_first_look_needs_no_race(tuned_at):
+def test_a_clear_no_after_the_first_look_needs_no_contest(tuned_at):
     """A drafter that guesses badly and costs half a target pass gains nowhere."""
     file, output = tuned_at(0.5, "--drafter", "prompt-lookup", "--temperature", 1, "--strategy", "dyspec")
     content = json.loads(file.read_text())
-    assert content["race"] == []
+    assert content["contest"] == []
     assert content["recipe"] is None
     assert content["gain"] == max(one["gain"] for one in content["estimates"]) <= 1
     assert "First look: 2 candidates, 10 tokens after 2 prompts" in output
     assert "Trial:" not in output
-    assert "none of 2 candidates (of 2) came near its speed, so there was no race" in output
+    assert "none of 2 candidates (of 2) came near its speed, so there was no contest" in output
 
 
 def test_it_says_what_it_measures(paying):

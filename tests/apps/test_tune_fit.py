@@ -119,6 +119,6 @@ def test_at_temperature_0_no_shape_is_searched(draftwood, tmp_path):
         "tune", "--to", file, "--prompts", 1, "--new-tokens", 4, "--strategy", "race", "--budget", 4
     )
     assert result.exit_code == 0, result.output
-    (race,) = json.loads(file.read_text())["race"]
-    assert race["label"] == "race:budget=4"
-    assert race["equal"] is True
+    (contest,) = json.loads(file.read_text())["contest"]
+    assert contest["label"] == "race:budget=4"
+    assert contest["equal"] is True

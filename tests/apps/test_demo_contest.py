@@ -1,4 +1,4 @@
-"""The demo's race: turns, ratios and agreement, on contenders whose times are made up."""
+"""The demo's contest: turns, ratios and agreement, on contenders whose times are made up."""
 
 import attrs
 import torch
@@ -6,13 +6,13 @@ import torch
 from draftwood import zoo
 from draftwood.apps.bench.writers import Text, Writer
 from draftwood.apps.demo.command import verdict
-from draftwood.apps.demo.race import (
+from draftwood.apps.demo.contest import (
     ASSISTED,
     DYSPEC,
     METHODS,
     ORDINARY,
-    RaceText,
-    race,
+    ContestText,
+    contest,
     result,
     until,
     writers,
@@ -27,29 +27,29 @@ class Fake(Writer):
         return Text(list(range(tokens)), 1.0, 0.1, 1, tokens, 0)
 
 
-def race_text(
+def contest_text(
     contender: str, prompt: int, seconds: float, tokens=(1, 2, 3, 4), rounds=4, drafted=8
-) -> RaceText:
+) -> ContestText:
     text = Text(list(tokens), seconds, 0.1, 1, rounds, 0, drafted=drafted, accepted=2)
-    return RaceText(contender, prompt, text)
+    return ContestText(contender, prompt, text)
 
 
 def test_contenders_take_turns_and_everyone_begins_once():
-    texts = list(race({"a": Fake(), "b": Fake()}, [[1], [2], [3]], tokens=3))
+    texts = list(contest({"a": Fake(), "b": Fake()}, [[1], [2], [3]], tokens=3))
     assert [h.contender for h in texts] == ["a", "b", "b", "a", "a", "b"]
     assert [h.prompt for h in texts] == [0, 0, 1, 1, 2, 2]
 
 
-def test_a_race_that_is_late_ends_with_the_prompt_at_hand():
+def test_a_contest_that_is_late_ends_with_the_prompt_at_hand():
     entrants, prompts = {"a": Fake(), "b": Fake()}, [[1], [2]]
-    late = list(until(0, race(entrants, prompts, tokens=3)))
+    late = list(until(0, contest(entrants, prompts, tokens=3)))
     assert [h.prompt for h in late] == [0, 0]
-    assert len(list(until(60, race(entrants, prompts, tokens=3)))) == 4
+    assert len(list(until(60, contest(entrants, prompts, tokens=3)))) == 4
 
 
 def test_figures_are_ratios_of_sums_over_prompts():
-    texts = [race_text(ORDINARY, 0, 4.0, drafted=0), race_text(ORDINARY, 1, 8.0, drafted=0)]
-    texts += [race_text(DYSPEC, 0, 1.0, rounds=2), race_text(DYSPEC, 1, 3.0, rounds=3, drafted=2)]
+    texts = [contest_text(ORDINARY, 0, 4.0, drafted=0), contest_text(ORDINARY, 1, 8.0, drafted=0)]
+    texts += [contest_text(DYSPEC, 0, 1.0, rounds=2), contest_text(DYSPEC, 1, 3.0, rounds=3, drafted=2)]
     found = result(texts, DYSPEC)
     assert found.speed_up == 12 / 4
     assert found.tokens_per_second == 8 / 4
@@ -60,8 +60,8 @@ def test_figures_are_ratios_of_sums_over_prompts():
 
 
 def test_agreement_counts_the_tokens_before_the_first_difference():
-    texts = [race_text(ORDINARY, 0, 1.0), race_text(ORDINARY, 1, 1.0)]
-    texts += [race_text(DYSPEC, 0, 1.0, tokens=(1, 2, 9, 4)), race_text(DYSPEC, 1, 1.0)]
+    texts = [contest_text(ORDINARY, 0, 1.0), contest_text(ORDINARY, 1, 1.0)]
+    texts += [contest_text(DYSPEC, 0, 1.0, tokens=(1, 2, 9, 4)), contest_text(DYSPEC, 1, 1.0)]
     found = result(texts, DYSPEC)
     assert found.agreement == 6 / 8
     assert not found.equal
@@ -91,12 +91,12 @@ def test_a_pair_takes_the_precision_in_which_a_tree_is_cheapest():
 
 
 def test_verdict_says_plainly_where_speculation_does_not_pay():
-    texts = [race_text(ORDINARY, 0, 1.0), race_text(DYSPEC, 0, 0.5, rounds=2)]
+    texts = [contest_text(ORDINARY, 0, 1.0), contest_text(DYSPEC, 0, 0.5, rounds=2)]
     quick = PassCost(torch.bfloat16, 8, 0.050, 0.055)
     (sentence,) = verdict([result(texts, name) for name in (ORDINARY, DYSPEC)], quick)
     assert "2.00 times as fast" in sentence
 
-    texts[1] = race_text(DYSPEC, 0, 1.25, rounds=2, tokens=(1, 2, 3, 9))
+    texts[1] = contest_text(DYSPEC, 0, 1.25, rounds=2, tokens=(1, 2, 3, 9))
     slow = PassCost(torch.float32, 8, 0.050, 0.150)
     pays, differs = verdict([result(texts, name) for name in (ORDINARY, DYSPEC)], slow)
     assert "does not pay on this machine" in pays

@@ -1,4 +1,4 @@
-"""The methods that the demo compares on the same texts, and their race.
+"""The methods that the demo compares on the same texts, and their contest.
 
 All of them share one target and one draft and decode at temperature 0.
 """
@@ -70,17 +70,17 @@ def decoder(model: Any, draft: Any, method: Method, *, head: str | None = None) 
 
 
 @attrs.frozen
-class RaceText:
-    """One text of the race: who wrote it, and after which prompt."""
+class ContestText:
+    """One text of the contest: who wrote it, and after which prompt."""
 
     contender: str
     prompt: int
     text: Text
 
 
-def race(
+def contest(
     entrants: Mapping[str, Writer], prompts: Sequence[Sequence[int]], *, tokens: int
-) -> Iterator[RaceText]:
+) -> Iterator[ContestText]:
     """Every contender on every prompt, taking turns; who begins changes from prompt to prompt.
 
     Whatever slows the machine down for a while then slows all of them down.
@@ -89,10 +89,10 @@ def race(
     for number, prompt in enumerate(prompts):
         first = number % len(names)
         for name in (*names[first:], *names[:first]):
-            yield RaceText(name, number, entrants[name].write(prompt, tokens, seed=0))
+            yield ContestText(name, number, entrants[name].write(prompt, tokens, seed=0))
 
 
-def until(seconds: float, texts: Iterator[RaceText]) -> Iterator[RaceText]:
+def until(seconds: float, texts: Iterator[ContestText]) -> Iterator[ContestText]:
     """The texts of every prompt that was begun within `seconds`."""
     deadline, prompt = perf_counter() + seconds, None
     for entry in texts:
@@ -126,8 +126,8 @@ class Result:
         return self.agreement == 1
 
 
-def result(texts: Sequence[RaceText], contender: str) -> Result:
-    """The figures of `contender` against `generate()` in the same race."""
+def result(texts: Sequence[ContestText], contender: str) -> Result:
+    """The figures of `contender` against `generate()` in the same contest."""
     ours = [entry.text for entry in texts if entry.contender == contender]
     plain = [entry.text for entry in texts if entry.contender == ORDINARY]
     expected = {entry.prompt: entry.text.tokens for entry in texts if entry.contender == ORDINARY}

@@ -21,7 +21,7 @@ _PROMPTS = 4
 _LEAST, _MOST = 6, 64  # tokens of a text
 
 
-def race(loaded: models.Loaded, head: Path, tests: Sequence[Rows]) -> dict[str, Any] | None:
+def contest(loaded: models.Loaded, head: Path, tests: Sequence[Rows]) -> dict[str, Any] | None:
     """Returns the tokens per round of a tree and the speed over `generate()`, at temperature 0.
 
     Texts end where the held-out ones run into a loop, which any draft guesses.
