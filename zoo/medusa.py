@@ -26,8 +26,8 @@ GREEDY_AND_SAMPLED = (0.0, 0.0, 0.0, 1.0)
 
 
 @attrs.frozen(kw_only=True)
-class HeadsRecipe:
-    """A recipe for heads. Head k has the weight `decay ** k` in the loss; `real` weighs prompts' tokens."""
+class MedusaOptions:
+    """Options for heads. Head k has the weight `decay ** k` in the loss; `real` weighs prompts' tokens."""
 
     heads: int = 3
     decay: float = 0.8
@@ -77,7 +77,9 @@ def heads_loss(logits: Tensor, tokens: Tensor, weights: Tensor, *, decay: float)
     return total
 
 
-def train_heads(target: Any, shards: Sequence[Rows], *, recipe: HeadsRecipe) -> tuple[Heads, dict[str, Any]]:
+def train_heads(
+    target: Any, shards: Sequence[Rows], *, options: MedusaOptions
+) -> tuple[Heads, dict[str, Any]]:
     """Train on all `shards` of the target's text but the last, which is held out.
 
     Returns:
@@ -86,39 +88,39 @@ def train_heads(target: Any, shards: Sequence[Rows], *, recipe: HeadsRecipe) -> 
     """
     if len(shards) < 2:
         raise InvalidInput(f"There are {len(shards)} shards of rows; write at least 2.")
-    if recipe.heads < 1:
-        raise InvalidInput(f"heads is {recipe.heads}; train at least 1.")
+    if options.heads < 1:
+        raise InvalidInput(f"heads is {options.heads}; train at least 1.")
     *train, unseen = shards
     device = next(target.parameters()).device
-    heads = new_heads(target, recipe.heads)
-    generator = Generator().manual_seed(recipe.seed)
-    optimiser = optimiser_for(heads, recipe.learning_rate, decay=0.0)
+    heads = new_heads(target, options.heads)
+    generator = Generator().manual_seed(options.seed)
+    optimiser = optimiser_for(heads, options.learning_rate, decay=0.0)
     average = 0.0
-    for step in range(recipe.steps):
+    for step in range(options.steps):
         for group in optimiser.param_groups:
-            group["lr"] = rate(step, steps=recipe.steps, peak=recipe.learning_rate)
+            group["lr"] = rate(step, steps=options.steps, peak=options.learning_rate)
         shard = train[int(torch.randint(len(train), (1,), generator=generator))]
-        pick = torch.randperm(len(shard.tokens), generator=generator)[: recipe.batch]
+        pick = torch.randperm(len(shard.tokens), generator=generator)[: options.batch]
         rows = attrs.evolve(shard, tokens=shard.tokens[pick])
-        weights = position_weights(rows, ends=ends_of_text(target), real=recipe.real).to(device)
+        weights = position_weights(rows, ends=ends_of_text(target), real=options.real).to(device)
         tokens = rows.tokens.to(device)
         read = states(target, tokens)
         with torch.autocast(device.type, dtype=torch.bfloat16):
             logits = heads(read.flatten(0, 1))
-        loss = heads_loss(logits.float().unflatten(1, tokens.shape), tokens, weights, decay=recipe.decay)
+        loss = heads_loss(logits.float().unflatten(1, tokens.shape), tokens, weights, decay=options.decay)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(heads.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
         average += (float(loss.detach()) - average) / min(step + 1, 50)
         if (step + 1) % 50 == 0:
-            print(f"step {step + 1}/{recipe.steps}: loss {average:.3f}", flush=True)
+            print(f"step {step + 1}/{options.steps}: loss {average:.3f}", flush=True)
     return heads, {
         "params": sum(weight.numel() for weight in heads.parameters()),
         "rows": sum(len(shard.tokens) for shard in train),
         "loss": average,
         "top1": top1(target, heads, unseen),
-        **attrs.asdict(recipe),
+        **attrs.asdict(options),
     }
 
 

@@ -1,4 +1,4 @@
-"""Recipes of the zoo: `python -m draftwood.zoo.train pretrain | deepen | medusa --help`.
+"""Training of the zoo: `python -m draftwood.zoo.train pretrain | deepen | medusa --help`.
 
 Drafts are distilled by `draftwood distil`.
 """
@@ -87,7 +87,7 @@ def medusa(
 
     from . import tokenizer
     from .distil.rows import SHARD_TOKENS, RowPlan, written
-    from .medusa import GREEDY_AND_SAMPLED, HeadsRecipe, train_heads
+    from .medusa import GREEDY_AND_SAMPLED, MedusaOptions, train_heads
 
     model = load_model(target, dtype=torch.float32).to(_device())
     streams = _streams(tokenizer(), text)
@@ -95,8 +95,8 @@ def medusa(
         shards=-(-tokens // SHARD_TOKENS), temperatures=GREEDY_AND_SAMPLED, new_tokens=new_tokens, seed=seed
     )
     shards = list(written(model, streams, rows_in or out / "rows", plan=plan, shares=_shares(streams)))
-    recipe = HeadsRecipe(heads=heads, steps=steps, learning_rate=learning_rate, seed=seed)
-    trained, record = train_heads(model, shards, recipe=recipe)
+    options = MedusaOptions(heads=heads, steps=steps, learning_rate=learning_rate, seed=seed)
+    trained, record = train_heads(model, shards, options=options)
     save_heads(trained.to(torch.bfloat16), out, target=target)
     (out / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     _say(record)

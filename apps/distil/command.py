@@ -18,7 +18,7 @@ from draftwood.base.whole_files import write_json
 from draftwood.distributions.sampling import check_temperature
 from draftwood.zoo.distil.fit import fit
 from draftwood.zoo.distil.rows import SHARD_TOKENS, RowPlan, Rows
-from draftwood.zoo.distil.training import Recipe, trained
+from draftwood.zoo.distil.training import TrainingOptions, trained
 
 _TEMPERATURES = (0.0, 0.6, 1.0)
 _WIDTH_TIMES_RATE = 0.192  # the zoo's drafts of width 96 learn best at 2e-3, and wider models lower
@@ -97,7 +97,7 @@ def distil(
         seed=seed,
     )
     width = both.draft.get_input_embeddings().weight.shape[1]
-    recipe = Recipe(
+    options = TrainingOptions(
         steps=steps,
         batch=batch,
         learning_rate=learning_rate or _WIDTH_TIMES_RATE / width,
@@ -110,7 +110,7 @@ def distil(
         "draft": draft,
         "draft_files": identity.of_model(draft),
         "shards": plan.shards,
-        "recipe": attrs.asdict(recipe),
+        "recipe": attrs.asdict(options),
     }
     work = run.RunFolder(out, "a run of distil", description)
     work.check()
@@ -123,7 +123,7 @@ def distil(
     streams = texts.streams(files, both.tokenizer, longest=max(plan.prompts))
     with work.opened():
         try:
-            _distil(both, streams, plan, recipe, text_of_target, out, target)
+            _distil(both, streams, plan, options, text_of_target, out, target)
         except KeyboardInterrupt:
             to_stderr(f"The same command continues from the files in {out}.")
             raise
@@ -145,7 +145,7 @@ def _distil(
     both: pair.Pair,
     streams: dict[str, Any],
     plan: RowPlan,
-    recipe: Recipe,
+    options: TrainingOptions,
     rows: run.RunFolder,
     out: Path,
     target: str,
@@ -163,9 +163,9 @@ def _distil(
         shards = target_text.shown(both.target, learnt, rows.folder / run.TRAIN, plan, "writing rows")
     checkpoint = out / run.CHECKPOINT
     before = _fits(both, tests)
-    every = max(1, recipe.steps // _CHECKPOINTS)
-    training = trained(both.target, both.draft, shards, recipe=recipe, checkpoint=checkpoint, every=every)
-    state = show.learning(training, total=recipe.steps)
+    every = max(1, options.steps // _CHECKPOINTS)
+    training = trained(both.target, both.draft, shards, options=options, checkpoint=checkpoint, every=every)
+    state = show.learning(training, total=options.steps)
     after = _fits(both, tests)
     run.save_draft(both.draft.to(both.saved), both.tokenizer, out)
     content = {
@@ -176,7 +176,7 @@ def _distil(
         "tokens": state.tokens,
         "loss": state.loss,
         "rows": attrs.asdict(plan),
-        "recipe": attrs.asdict(recipe),
+        "recipe": attrs.asdict(options),
         "before": before,
         "after": after,
         "machine": device_name(both.target.device),

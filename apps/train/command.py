@@ -135,7 +135,7 @@ def train(
     training = training_of(
         kind,
         teacher,
-        recipe={"steps": steps, "batch": batch, "seed": seed},
+        options={"steps": steps, "batch": batch, "seed": seed},
         depths=depths,
         intermediate=intermediate,
         learning_rate=learning_rate,
@@ -148,7 +148,7 @@ def train(
         **source,
         "head": training.config,
         "shards": plan.shards,
-        "recipe": attrs.asdict(training.recipe),
+        "recipe": attrs.asdict(training.options),
     }
     work = run.RunFolder(out, f"a run of train {kind}", described)
     work.check()
@@ -176,7 +176,7 @@ def _train(
     out: Path,
     name: str,
 ) -> None:
-    recipe, target = training.recipe, loaded.target.model
+    options, target = training.options, loaded.target.model
     learnt = {stream: tokens for stream, (tokens, _) in streams.items()}
     unseen = {stream: tokens for stream, (_, tokens) in streams.items()}
     with rows.opened():
@@ -190,11 +190,11 @@ def _train(
             target,
             head,
             shards,
-            recipe=recipe,
+            options=options,
             checkpoint=out / run.CHECKPOINT,
-            every=max(1, recipe.steps // _CHECKPOINTS),
+            every=max(1, options.steps // _CHECKPOINTS),
         ),
-        total=recipe.steps,
+        total=options.steps,
     )
     content = {
         "format": run.FORMAT,
@@ -204,7 +204,7 @@ def _train(
         "tokens": state.tokens,
         "loss": state.loss,
         "rows": attrs.asdict(plan),
-        "recipe": attrs.asdict(recipe),
+        "recipe": attrs.asdict(options),
         "agreement": _agreements(target, head, tests, training.depths),
         "machine": device_name(target.device),
         "versions": versions(),

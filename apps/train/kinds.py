@@ -14,14 +14,14 @@ from draftwood.zoo.distil.rows import Rows
 from draftwood.zoo.distil.steps import Trained
 from draftwood.zoo.heads.agreement import DEPTHS
 from draftwood.zoo.heads.blocks import (
-    BlockRecipe,
+    BlockOptions,
     new_block,
     new_block_config,
     save_block_head,
     trained_block,
 )
 from draftwood.zoo.heads.eagle3 import (
-    HeadRecipe,
+    HeadOptions,
     new_config,
     new_head,
     save_head,
@@ -58,15 +58,15 @@ class Training:
 
     Attributes:
         config: its sizes; JSON.
-        recipe: how it learns.
+        options: how it learns.
         new: makes it, knowing what the target wrote.
-        trained: trains a head on rows; called with them, a recipe, a checkpoint and how often it is written.
+        trained: trains a head on rows; called with them, `options`, a checkpoint and how often to write it.
         save: writes it to a folder.
         depths: of which the report tells.
     """
 
     config: Mapping[str, Any]
-    recipe: Any
+    options: Any
     new: Callable[[Sequence[Rows]], Any]
     trained: Callable[..., Iterator[Trained]]
     save: Callable[[Any, Path], None]
@@ -88,7 +88,7 @@ def training_of(
     kind: Kind,
     target: Any,
     *,
-    recipe: dict[str, Any],
+    options: dict[str, Any],
     depths: int,
     intermediate: int | None,
     learning_rate: float | None,
@@ -99,7 +99,7 @@ def training_of(
     """Returns the training of a head of `kind` for the model `target`, called `name`.
 
     Args:
-        recipe: steps, batch and seed.
+        options: steps, batch and seed.
         depths: how far it is taught to guess.
         intermediate: width of its MLP; None: the target's.
         learning_rate: its peak; None: by the target's width.
@@ -114,7 +114,7 @@ def training_of(
     if kind is Kind.block:
         block = attrs.evolve(new_block_config(target, depths=depths, **sizes), max_positions=longest)
         rate = learning_rate or _BLOCK_TIMES_RATE / block.hidden_size
-        learns = BlockRecipe(**recipe, learning_rate=rate)
+        learns = BlockOptions(**options, learning_rate=rate)
         return Training(
             attrs.asdict(block),
             learns,
@@ -125,8 +125,8 @@ def training_of(
         )
     if kind is Kind.mtp:
         layout = new_layout(target, depths=depths, **sizes)
-        of_pairs = HeadRecipe(
-            **recipe, depths=depths, learning_rate=learning_rate or _WIDTH_TIMES_RATE / layout.width
+        of_pairs = HeadOptions(
+            **options, depths=depths, learning_rate=learning_rate or _WIDTH_TIMES_RATE / layout.width
         )
         return Training(
             dict(layout.description),
@@ -136,8 +136,8 @@ def training_of(
             lambda head, folder: save_trained(head, folder, target=name),
         )
     config = attrs.evolve(new_config(target, **sizes), max_positions=longest)
-    of_pairs = HeadRecipe(
-        **recipe, depths=depths, learning_rate=learning_rate or _WIDTH_TIMES_RATE / config.hidden_size
+    of_pairs = HeadOptions(
+        **options, depths=depths, learning_rate=learning_rate or _WIDTH_TIMES_RATE / config.hidden_size
     )
     return Training(
         attrs.asdict(config),

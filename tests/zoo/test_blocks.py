@@ -19,7 +19,7 @@ from draftwood.strategies.heads.peagle import PEagleConfig, save_peagle
 from draftwood.zoo.distil.rows import Rows
 from draftwood.zoo.heads.agreement import agreement
 from draftwood.zoo.heads.blocks import (
-    BlockRecipe,
+    BlockOptions,
     new_block,
     new_block_config,
     save_block_head,
@@ -36,9 +36,9 @@ from tests.zoo.test_heads import rows, target
 def run(folder: Path, rank: int, *, steps: int = 60, stop: int = 0) -> BlockHead:
     config = new_block_config(target(), taps=(1, 3), depths=3, markov_rank=rank)
     head = new_block(target(), config, seed=0)
-    recipe = BlockRecipe(steps=steps, batch=300, learning_rate=2e-2)
+    options = BlockOptions(steps=steps, batch=300, learning_rate=2e-2)
     states = trained_block(
-        target(), head, [rows(1.0), rows(1.0, 1)], recipe=recipe, checkpoint=folder / "c.pt", every=2
+        target(), head, [rows(1.0), rows(1.0, 1)], options=options, checkpoint=folder / "c.pt", every=2
     )
     for state in states:
         if state.step == stop:
@@ -96,7 +96,7 @@ def test_a_run_goes_on_to_the_very_same_drafter(tmp_path: Path) -> None:
     mended = run(tmp_path / "broken", 8, steps=6)
     assert all(torch.equal(weight, mended.state_dict()[name]) for name, weight in whole.state_dict().items())
     with pytest.raises(InvalidInput, match="no row to learn from"):
-        next(trained_block(target(), whole, [], recipe=BlockRecipe(), checkpoint=tmp_path / "none"))
+        next(trained_block(target(), whole, [], options=BlockOptions(), checkpoint=tmp_path / "none"))
 
 
 @pytest.mark.parametrize("kind", ["dflash", "sliding", "map", "dspark", "gated", "rnn"])

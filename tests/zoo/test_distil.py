@@ -21,7 +21,7 @@ from draftwood.zoo.distil import losses
 from draftwood.zoo.distil.fit import CHAIN, fit, round_starts
 from draftwood.zoo.distil.losses import distances, distribution_loss, greedy_surprise
 from draftwood.zoo.distil.rows import RowPlan, Rows, continued, ends_of_text, position_weights, written
-from draftwood.zoo.distil.training import Recipe, trained
+from draftwood.zoo.distil.training import TrainingOptions, trained
 from draftwood.zoo.pretrain import rate
 from draftwood.zoo.text import documents, text_files, token_stream, windows
 from draftwood.zoo.train import application
@@ -253,13 +253,13 @@ def test_rows_of_two_temperatures_are_not_measured_as_one(large: Any, shards: li
         fit(large, large, [])
 
 
-RECIPE = Recipe(steps=120, batch=400, learning_rate=2e-2, seed=4)
+RECIPE = TrainingOptions(steps=120, batch=400, learning_rate=2e-2, seed=4)
 
 
 def test_training_makes_a_draft_follow(large: Any, shards: list[Rows], tmp_path: Path) -> None:
     before, small = copy.deepcopy(large.state_dict()), tiny(5)
     first = [fit(large, small, [shard]) for shard in shards]
-    *_, last = trained(large, small, shards, recipe=RECIPE, checkpoint=tmp_path / "c.pt")
+    *_, last = trained(large, small, shards, options=RECIPE, checkpoint=tmp_path / "c.pt")
     assert (last.step, last.tokens) == (120, 120 * 16 * 24)
     assert not small.training
     for shard, earlier in zip(shards, first, strict=True):
@@ -272,30 +272,32 @@ def test_training_makes_a_draft_follow(large: Any, shards: list[Rows], tmp_path:
 def test_a_run_that_was_broken_off_comes_to_the_same_weights(
     large: Any, shards: list[Rows], tmp_path: Path
 ) -> None:
-    recipe = attrs.evolve(RECIPE, steps=12)
+    options = attrs.evolve(RECIPE, steps=12)
     whole, broken = tiny(5), tiny(5)
-    *_, last = trained(large, whole, shards, recipe=recipe, checkpoint=tmp_path / "whole.pt")
+    *_, last = trained(large, whole, shards, options=options, checkpoint=tmp_path / "whole.pt")
     file = tmp_path / "broken.pt"
     # The step behind the checkpoint is lost.
-    assert len(list(islice(trained(large, broken, shards, recipe=recipe, checkpoint=file, every=5), 6))) == 6
+    assert (
+        len(list(islice(trained(large, broken, shards, options=options, checkpoint=file, every=5), 6))) == 6
+    )
     again = tiny(6)  # all that counts is in the checkpoint
-    steps = list(trained(large, again, shards, recipe=recipe, checkpoint=file, every=5))
+    steps = list(trained(large, again, shards, options=options, checkpoint=file, every=5))
     assert [one.step for one in steps] == list(range(5, 13))
     assert steps[-1] == last
     weights = again.state_dict()
     assert all(torch.equal(weight, weights[name]) for name, weight in whole.state_dict().items())
-    over = list(trained(large, tiny(7), shards, recipe=recipe, checkpoint=file))
+    over = list(trained(large, tiny(7), shards, options=options, checkpoint=file))
     assert over == [last]
 
 
 def test_what_training_refuses(large: Any, shards: list[Rows], tmp_path: Path) -> None:
     file = tmp_path / "c.pt"
     with pytest.raises(InvalidInput, match="no row to learn from"):
-        next(trained(large, tiny(5), [], recipe=RECIPE, checkpoint=file))
-    recipe = attrs.evolve(RECIPE, steps=1)
-    list(trained(large, tiny(5), shards, recipe=recipe, checkpoint=file))
+        next(trained(large, tiny(5), [], options=RECIPE, checkpoint=file))
+    options = attrs.evolve(RECIPE, steps=1)
+    list(trained(large, tiny(5), shards, options=options, checkpoint=file))
     with pytest.raises(InvalidInput, match=r"c.pt' is of another draft"):
-        next(trained(large, tiny(5, width=8), shards, recipe=recipe, checkpoint=file))
+        next(trained(large, tiny(5, width=8), shards, options=options, checkpoint=file))
 
 
 def test_the_installed_draft_follows_its_target(target: Any, draft: Any) -> None:

@@ -22,7 +22,7 @@ from draftwood.zoo.distil.rows import Rows, continued
 from draftwood.zoo.heads.agreement import agreement, agreement_of_rows
 from draftwood.zoo.heads.convert import converted
 from draftwood.zoo.heads.eagle3 import (
-    HeadRecipe,
+    HeadOptions,
     new_config,
     new_head,
     save_head,
@@ -68,8 +68,8 @@ def rows(temperature: float = 0.0, seed: int = 0) -> Rows:
 def trained(folder: Path, steps: int = 60) -> Eagle3Head:
     shards = [rows(1.0), rows(1.0, 1)]
     head = new_head(target(), new_config(target(), taps=TAPS), tokens_written(shards, 31), seed=0)
-    recipe = HeadRecipe(steps=steps, batch=300, learning_rate=2e-2, depths=3)
-    for _ in trained_head(target(), head, shards, recipe=recipe, checkpoint=folder / "checkpoint.pt"):
+    options = HeadOptions(steps=steps, batch=300, learning_rate=2e-2, depths=3)
+    for _ in trained_head(target(), head, shards, options=options, checkpoint=folder / "checkpoint.pt"):
         pass
     return head
 
@@ -114,12 +114,12 @@ def test_training_teaches_every_depth(head: Eagle3Head) -> None:
 
 def test_a_run_goes_on_to_the_very_same_head(tmp_path: Path) -> None:
     shards = [rows(), rows(1.0)]
-    recipe = HeadRecipe(steps=6, batch=200, learning_rate=5e-3, depths=2)
+    options = HeadOptions(steps=6, batch=200, learning_rate=5e-3, depths=2)
 
     def run(checkpoint: Path, stop: int) -> tuple[Eagle3Head, list[int]]:
         head = new_head(target(), new_config(target(), taps=TAPS), tokens_written(shards, 31), seed=0)
         seen = []
-        states = trained_head(target(), head, shards, recipe=recipe, checkpoint=checkpoint, every=2)
+        states = trained_head(target(), head, shards, options=options, checkpoint=checkpoint, every=2)
         for state in states:
             seen.append(state.step)
             if state.step == stop:
@@ -132,7 +132,7 @@ def test_a_run_goes_on_to_the_very_same_head(tmp_path: Path) -> None:
     assert steps == [4, 5, 6]
     assert all(torch.equal(weight, mended.state_dict()[name]) for name, weight in whole.state_dict().items())
     with pytest.raises(InvalidInput, match="no row to learn from"):
-        next(trained_head(target(), whole, [], recipe=recipe, checkpoint=tmp_path / "none"))
+        next(trained_head(target(), whole, [], options=options, checkpoint=tmp_path / "none"))
 
 
 def test_agreement_counts_the_tokens_that_were_guessed(head: Eagle3Head) -> None:
@@ -171,8 +171,8 @@ def test_tokens_outside_the_heads_vocabulary_teach_nothing(tmp_path: Path) -> No
     shards = [rows()]
     sizes = new_config(target(), taps=TAPS, draft_vocabulary=3)
     head = new_head(target(), sizes, tokens_written(shards, 31), seed=0)
-    recipe = HeadRecipe(steps=2, batch=200, depths=2)
-    for state in trained_head(target(), head, shards, recipe=recipe, checkpoint=tmp_path / "c"):
+    options = HeadOptions(steps=2, batch=200, depths=2)
+    for state in trained_head(target(), head, shards, options=options, checkpoint=tmp_path / "c"):
         assert state.loss == state.loss  # no nan: places are left out, and none may be left
     chances, _ = agreement_of_rows(target(), head, rows(1.0), taps=TAPS)
     assert 0 < chances.mean() < 1

@@ -21,7 +21,7 @@ from draftwood.strategies.drafters.medusa import MedusaHeads, load_heads
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.zoo.distil.rows import RowPlan, Rows, written
-from draftwood.zoo.medusa import HeadsRecipe, heads_loss, new_heads, states, top1, train_heads
+from draftwood.zoo.medusa import MedusaOptions, heads_loss, new_heads, states, top1, train_heads
 from draftwood.zoo.train import application
 
 
@@ -94,7 +94,7 @@ def test_new_heads_begin_as_the_lm_head(target: Any) -> None:
 
 def test_training_teaches_the_heads_and_not_the_target(target: Any, rows: list[Rows]) -> None:
     before = copy.deepcopy(target.state_dict())
-    heads, record = train_heads(target, rows, recipe=HeadsRecipe(heads=2, steps=60, learning_rate=1e-2))
+    heads, record = train_heads(target, rows, options=MedusaOptions(heads=2, steps=60, learning_rate=1e-2))
     assert all(torch.equal(weight, before[name]) for name, weight in target.state_dict().items())
     assert all(weight.grad is None for weight in target.parameters())
     assert record["rows"] == sum(len(shard.tokens) for shard in rows[:2])
@@ -124,9 +124,9 @@ def test_top1_counts_right_guesses_in_the_continuation(target: Any, rows: list[R
 
 def test_too_little_to_train_on(target: Any, rows: list[Rows]) -> None:
     with pytest.raises(InvalidInput, match=r"are 1 shards.*at least 2"):
-        train_heads(target, rows[:1], recipe=HeadsRecipe())
+        train_heads(target, rows[:1], options=MedusaOptions())
     with pytest.raises(InvalidInput, match="heads is 0"):
-        train_heads(target, rows, recipe=HeadsRecipe(heads=0))
+        train_heads(target, rows, options=MedusaOptions(heads=0))
 
 
 def test_the_command_writes_what_the_drafter_takes(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from draftwood.base.errors import UnsupportedModel
 from draftwood.strategies.mtp.checkpoint import load_layer
 from draftwood.zoo.heads.agreement import agreement
-from draftwood.zoo.heads.eagle3 import HeadRecipe, trained_head
+from draftwood.zoo.heads.eagle3 import HeadOptions, trained_head
 from draftwood.zoo.heads.known_text import known_text
 from draftwood.zoo.heads.mtp import new_layer, new_layout, save_trained
 from tests.zoo.test_heads import rows, target
@@ -28,9 +28,9 @@ def test_a_layer_begins_with_the_targets_own_state() -> None:
 def test_training_raises_the_agreement_at_every_depth(tmp_path: Path) -> None:
     layout = new_layout(target(), depths=3)
     fresh, head = (new_layer(target(), layout, seed=0) for _ in range(2))
-    recipe = HeadRecipe(steps=60, batch=300, learning_rate=2e-2, depths=3)
+    options = HeadOptions(steps=60, batch=300, learning_rate=2e-2, depths=3)
     shards = [rows(1.0), rows(1.0, 1)]
-    for _ in trained_head(target(), head, shards, recipe=recipe, checkpoint=tmp_path / "checkpoint.pt"):
+    for _ in trained_head(target(), head, shards, options=options, checkpoint=tmp_path / "checkpoint.pt"):
         pass
     before, after = (agreement(target(), one, [rows(1.0, 2)], depths=3).by_depth for one in (fresh, head))
     assert all(new > old + 0.02 for old, new in zip(before, after, strict=True))

@@ -35,7 +35,7 @@ class Trained:
 
 
 class Schedule(Protocol):
-    """A recipe's steps and learning rates.
+    """Steps and learning rates of training.
 
     Attributes:
         steps: in all.
@@ -53,7 +53,7 @@ def stepped(
     draft: Any,
     loss: Callable[[int], tuple[Tensor, int]],
     *,
-    recipe: Schedule,
+    options: Schedule,
     device: torch.device,
     checkpoint: Path,
     every: int,
@@ -67,7 +67,7 @@ def stepped(
     Args:
         draft: a module in float32.
         loss: of a step, by its number, and the tokens that it saw.
-        recipe: the steps, and the peak of their learning rate.
+        options: the steps, and the peak of their learning rate.
         device: of the module.
         checkpoint: the file.
         every: steps between two checkpoints.
@@ -76,15 +76,15 @@ def stepped(
         InvalidInput: a checkpoint that is none of this module.
         OutOfMemory: a step did not fit on the device.
     """
-    optimiser = optimiser_for(draft, recipe.learning_rate, decay=0.01)
+    optimiser = optimiser_for(draft, options.learning_rate, decay=0.01)
     state = Trained()
     if checkpoint.exists():
         state = _restored(draft, optimiser, checkpoint)
         yield state
     draft.train()
-    while state.step < recipe.steps:
+    while state.step < options.steps:
         for group in optimiser.param_groups:
-            group["lr"] = rate(state.step, steps=recipe.steps, peak=recipe.learning_rate)
+            group["lr"] = rate(state.step, steps=options.steps, peak=options.learning_rate)
         try:
             value, tokens = loss(state.step)
             value.backward()
@@ -98,7 +98,7 @@ def stepped(
         step = state.step + 1
         average = state.loss + (float(value.detach()) - state.loss) / min(step, _RECENT)
         state = Trained(step, state.tokens + tokens, average)
-        if step % every == 0 or step == recipe.steps:
+        if step % every == 0 or step == options.steps:
             stored = {"draft": draft.state_dict(), "optimiser": optimiser.state_dict(), **attrs.asdict(state)}
             save_whole(checkpoint, stored)
         yield state

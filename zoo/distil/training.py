@@ -21,8 +21,8 @@ SEEDS = 1_000_003  # between the seeds of two runs, so that no steps of theirs s
 
 
 @attrs.frozen(kw_only=True)
-class Recipe:
-    """A recipe for training a draft.
+class TrainingOptions:
+    """Options for training a draft.
 
     Attributes:
         steps: of the optimiser.
@@ -46,7 +46,13 @@ class Recipe:
 
 
 def trained(
-    target: Any, draft: Any, shards: Sequence[Rows], *, recipe: Recipe, checkpoint: Path, every: int = 200
+    target: Any,
+    draft: Any,
+    shards: Sequence[Rows],
+    *,
+    options: TrainingOptions,
+    checkpoint: Path,
+    every: int = 200,
 ) -> Iterator[Trained]:
     """Train `draft` in place, step by step; it learns while the iterator is consumed.
 
@@ -58,7 +64,7 @@ def trained(
         target: a causal language model in eval mode. Where it is in bfloat16, the draft's passes are too.
         draft: one of fewer weights, in float32 on the same device.
         shards: what the target wrote.
-        recipe: how it learns; a checkpoint is to be of the same.
+        options: how it learns; a checkpoint is to be of the same.
         checkpoint: the file.
         every: steps between two checkpoints.
 
@@ -69,13 +75,13 @@ def trained(
     ends = ends_of_text(target)
 
     def loss(step: int) -> tuple[Tensor, int]:
-        rows, places = batch(shards, recipe, step)
-        return _loss(target, draft, rows, places, ends=ends, recipe=recipe), rows.tokens.numel()
+        rows, places = batch(shards, options, step)
+        return _loss(target, draft, rows, places, ends=ends, options=options), rows.tokens.numel()
 
-    yield from stepped(draft, loss, recipe=recipe, device=draft.device, checkpoint=checkpoint, every=every)
+    yield from stepped(draft, loss, options=options, device=draft.device, checkpoint=checkpoint, every=every)
 
 
-def batch(shards: Sequence[Rows], recipe: Recipe, step: int) -> tuple[Rows, Tensor]:
+def batch(shards: Sequence[Rows], options: TrainingOptions, step: int) -> tuple[Rows, Tensor]:
     """The rows of a step and the positions that are learnt; they depend on nothing but it and the seed.
 
     Raises:
@@ -83,17 +89,17 @@ def batch(shards: Sequence[Rows], recipe: Recipe, step: int) -> tuple[Rows, Tens
     """
     if not shards:
         raise InvalidInput("there is no row to learn from; write some first.")
-    generator = Generator().manual_seed(recipe.seed * SEEDS + step)
+    generator = Generator().manual_seed(options.seed * SEEDS + step)
     shard = shards[int(torch.randint(len(shards), (1,), generator=generator))]
-    count = max(1, recipe.batch // shard.tokens.shape[1])
+    count = max(1, options.batch // shard.tokens.shape[1])
     pick = torch.randperm(len(shard.tokens), generator=generator)[:count]
-    learnt = torch.rand(shard.tokens.shape[1] - 1, generator=generator) < recipe.real
+    learnt = torch.rand(shard.tokens.shape[1] - 1, generator=generator) < options.real
     learnt[shard.prompt - 1 :] = True
     return attrs.evolve(shard, tokens=shard.tokens[pick]), learnt.nonzero().flatten()
 
 
 def _loss(
-    target: Any, draft: Any, rows: Rows, places: Tensor, *, ends: Sequence[int], recipe: Recipe
+    target: Any, draft: Any, rows: Rows, places: Tensor, *, ends: Sequence[int], options: TrainingOptions
 ) -> Tensor:
     device = draft.device
     weights = position_weights(rows, ends=ends, real=1.0)[:, places].to(device)
@@ -108,10 +114,10 @@ def _loss(
     guess, wanted = guess[..., :shared], wanted[..., :shared]
     # Places rise, so places of real text, which greedy rows begin with too, come first.
     real = int((places < rows.prompt - 1).sum()) if rows.temperature == 0 else len(places)
-    return (weights * losses(guess, wanted, real, recipe=recipe)).sum() / weights.sum()
+    return (weights * losses(guess, wanted, real, options=options)).sum() / weights.sum()
 
 
-def losses(guess: Tensor, wanted: Tensor, real: int, *, recipe: Recipe) -> Tensor:
+def losses(guess: Tensor, wanted: Tensor, real: int, *, options: TrainingOptions) -> Tensor:
     """Returns the losses of `guess` against `wanted`, both logits `[rows, places, vocab]`: `[rows, places]`.
 
     By their distributions in the first `real` places, and by the target's token in the others.
@@ -120,9 +126,9 @@ def losses(guess: Tensor, wanted: Tensor, real: int, *, recipe: Recipe) -> Tenso
         distribution_loss(
             guess[:, :real],
             wanted[:, :real],
-            temperatures=recipe.temperatures,
-            variation=recipe.variation,
-            divergence=recipe.divergence,
+            temperatures=options.temperatures,
+            variation=options.variation,
+            divergence=options.divergence,
         ),
         greedy_surprise(guess[:, real:], wanted[:, real:]),
     ]

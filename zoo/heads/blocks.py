@@ -22,14 +22,14 @@ from draftwood.strategies.blocks.over_text import blocks_at
 
 from ..distil.rows import Rows, ends_of_text, position_weights
 from ..distil.steps import Trained, stepped
-from ..distil.training import SEEDS, Recipe, batch
+from ..distil.training import SEEDS, TrainingOptions, batch
 from .known_text import known_text
 from .place_loss import place_loss
 
 
 @attrs.frozen(kw_only=True)
-class BlockRecipe(Recipe):
-    """A recipe for a block drafter; see `Recipe`, and:
+class BlockOptions(TrainingOptions):
+    """Options for a block drafter; see `TrainingOptions`, and:
 
     Attributes:
         decay: the weight of a slot's loss over the weight of the slot before it.
@@ -167,7 +167,7 @@ def trained_block(
     head: BlockHead,
     shards: Sequence[Rows],
     *,
-    recipe: BlockRecipe,
+    options: BlockOptions,
     checkpoint: Path,
     every: int = 200,
 ) -> Iterator[Trained]:
@@ -177,7 +177,7 @@ def trained_block(
         target: a causal language model in eval mode. Where it is in bfloat16, the head's passes are too.
         head: in float32 on the same device, without embeddings and output head.
         shards: what the target wrote.
-        recipe: how it learns; a checkpoint is to be of the same.
+        options: how it learns; a checkpoint is to be of the same.
         checkpoint: the file.
         every: steps between two checkpoints.
 
@@ -189,20 +189,20 @@ def trained_block(
     target.requires_grad_(False)
 
     def loss(step: int) -> tuple[Tensor, int]:
-        rows, places = batch(shards, recipe, step)
-        generator = Generator().manual_seed(recipe.seed * SEEDS + step)
+        rows, places = batch(shards, options, step)
+        generator = Generator().manual_seed(options.seed * SEEDS + step)
         # Token i + 2 is guessed at place i, the last place being that of the last token.
         places = places[places >= 1] - 1
-        begins = places[torch.rand(len(places), generator=generator) < recipe.share]
+        begins = places[torch.rand(len(places), generator=generator) < options.share]
         if not len(begins):
             begins = places[:1]
-        return _loss(target, head, rows, begins, ends=ends, recipe=recipe), rows.tokens.numel()
+        return _loss(target, head, rows, begins, ends=ends, options=options), rows.tokens.numel()
 
-    yield from stepped(head, loss, recipe=recipe, device=target.device, checkpoint=checkpoint, every=every)
+    yield from stepped(head, loss, options=options, device=target.device, checkpoint=checkpoint, every=every)
 
 
 def _loss(
-    target: Any, head: BlockHead, rows: Rows, begins: Tensor, *, ends: Sequence[int], recipe: BlockRecipe
+    target: Any, head: BlockHead, rows: Rows, begins: Tensor, *, ends: Sequence[int], options: BlockOptions
 ) -> Tensor:
     """The loss of all slots of the blocks that begin at these places, ascending."""
     text = known_text(target, rows.tokens, head.config.taps)
@@ -224,8 +224,8 @@ def _loss(
             if head.markov_head is not None:
                 before = text.tokens[:, (inside + depth).to(device)]
                 guess = guess + head.markov_head(before, out[:, : len(inside), depth], None)[0]
-            total = total + recipe.decay**depth * place_loss(
-                guess, text, inside + depth, rows=rows, weights=weights, recipe=recipe
+            total = total + options.decay**depth * place_loss(
+                guess, text, inside + depth, rows=rows, weights=weights, options=options
             )
     return total
 

@@ -21,14 +21,14 @@ from draftwood.strategies.mtp.head import MtpHead
 
 from ..distil.rows import Rows, ends_of_text, position_weights
 from ..distil.steps import Trained, stepped
-from ..distil.training import SEEDS, Recipe, batch
+from ..distil.training import SEEDS, TrainingOptions, batch
 from .known_text import known_text
 from .place_loss import place_loss
 
 
 @attrs.frozen(kw_only=True)
-class HeadRecipe(Recipe):
-    """A recipe for a head; see `Recipe`, and:
+class HeadOptions(TrainingOptions):
+    """Options for a head; see `TrainingOptions`, and:
 
     Attributes:
         depths: how far its own states are recycled; the first depth reads only the target's.
@@ -168,7 +168,7 @@ def trained_head(
     head: Eagle3Head | MtpHead,
     shards: Sequence[Rows],
     *,
-    recipe: HeadRecipe,
+    options: HeadOptions,
     checkpoint: Path,
     every: int = 200,
 ) -> Iterator[Trained]:
@@ -178,7 +178,7 @@ def trained_head(
         target: a causal language model in eval mode. Where it is in bfloat16, the head's passes are too.
         head: in float32 on the same device.
         shards: what the target wrote.
-        recipe: how it learns; a checkpoint is to be of the same.
+        options: how it learns; a checkpoint is to be of the same.
         checkpoint: the file.
         every: steps between two checkpoints.
 
@@ -189,16 +189,17 @@ def trained_head(
     ends, taps = ends_of_text(target), head.taps_in(int(target.config.num_hidden_layers))
 
     def loss(step: int) -> tuple[Tensor, int]:
-        rows, places = batch(shards, recipe, step)
-        generator = Generator().manual_seed(recipe.seed * SEEDS + step)
+        rows, places = batch(shards, options, step)
+        generator = Generator().manual_seed(options.seed * SEEDS + step)
         # Token i + 2 is guessed at place i, and its weight is one place further.
         places = places[places >= 1] - 1
         chosen = [
-            places[torch.rand(len(places), generator=generator) < recipe.share] for _ in range(recipe.depths)
+            places[torch.rand(len(places), generator=generator) < options.share]
+            for _ in range(options.depths)
         ]
-        return _loss(target, head, rows, chosen, taps, ends=ends, recipe=recipe), rows.tokens.numel()
+        return _loss(target, head, rows, chosen, taps, ends=ends, options=options), rows.tokens.numel()
 
-    yield from stepped(head, loss, recipe=recipe, device=target.device, checkpoint=checkpoint, every=every)
+    yield from stepped(head, loss, options=options, device=target.device, checkpoint=checkpoint, every=every)
 
 
 def _loss(
@@ -209,7 +210,7 @@ def _loss(
     taps: Sequence[int],
     *,
     ends: Sequence[int],
-    recipe: HeadRecipe,
+    options: HeadOptions,
 ) -> Tensor:
     """The loss of all depths, each at its own `chosen` places, ascending."""
     text = known_text(target, rows.tokens, taps)
@@ -218,16 +219,16 @@ def _loss(
     total = torch.zeros((), device=device)
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=target.dtype == torch.bfloat16):
         for depth, (out, some) in enumerate(
-            zip(text.drafted(head, depths=recipe.depths), chosen, strict=True)
+            zip(text.drafted(head, depths=options.depths), chosen, strict=True)
         ):
             places = some[some >= depth]
-            total = total + recipe.decay**depth * place_loss(
+            total = total + options.decay**depth * place_loss(
                 head.logits(out[:, places.to(device)]),
                 text,
                 places,
                 rows=rows,
                 weights=weights,
-                recipe=recipe,
+                options=options,
                 target_ids=None if head.all_tokens else head.target_ids,
             )
     return total

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..distil.rows import Rows
-from ..distil.training import Recipe, losses
+from ..distil.training import TrainingOptions, losses
 from .known_text import KnownText
 
 
@@ -17,7 +17,7 @@ def place_loss(
     *,
     rows: Rows,
     weights: Tensor,
-    recipe: Recipe,
+    options: TrainingOptions,
     target_ids: Tensor | None = None,
 ) -> Tensor:
     """The mean loss of guesses of what follows at places of a text.
@@ -28,7 +28,7 @@ def place_loss(
         places: int64, ascending, on the CPU.
         rows: the text. Greedy rows teach their tokens after the prompt, and all others distributions.
         weights: of all places, `[rows, n]`.
-        recipe: how distributions are compared.
+        options: how distributions are compared.
         target_ids: the target's tokens that the head can propose; None: all.
     """
     # Places ascend, so places of real text come first.
@@ -39,5 +39,5 @@ def place_loss(
         # What the target would rather write than any token of the head's teaches nothing.
         weight = weight * torch.isin(wanted.argmax(-1), target_ids)
         wanted = wanted[..., target_ids]
-    apart = losses(guess, wanted, real, recipe=recipe)
+    apart = losses(guess, wanted, real, options=options)
     return (weight * apart).sum() / weight.sum().clamp(min=1.0)
