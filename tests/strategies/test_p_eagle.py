@@ -306,6 +306,6 @@ def test_other_taps_than_those_of_the_file_are_read(tmp_path: Path) -> None:
     named = PEagle(load(target()), tmp_path, taps="3,1,2")
     assert named.taps == (1, 2, 3)
     assert named.head.head.config.taps == (1, 2, 3)
-    for given in (tmp_path, head):
+    for source in (tmp_path, head):
         with pytest.raises(InvalidInput, match="taps names 2 layers, but the head .*reads 3; give that many"):
-            PEagle(load(target()), given, taps="1,2")
+            PEagle(load(target()), source, taps="1,2")
