@@ -105,10 +105,10 @@ _BEFORE_EAGLE_3 = frozenset({"fc.weight", "layers.0.self_attn.q_proj.weight"})
 
 
 def _is_first_generation(folder: str | PathLike[str], description: Mapping[str, Any]) -> bool:
-    """Whether tensors are those of EAGLE-1 and EAGLE-2, whose published descriptions are a small Llama's.
+    """Whether the tensors have the names that EAGLE-1 and EAGLE-2 use.
 
-    A language model has no `fc`, and heads of later kinds norm what `fc` gives. Only the description of a
-    single layer has its files looked into.
+    Published descriptions name a Llama with one layer, so no other files are looked into. A
+    language model has no `fc`, and heads of later kinds norm what `fc` gives.
     """
     if description.get("num_hidden_layers") != 1 or any(key in description for key in _OF_EAGLE_3):
         return False
