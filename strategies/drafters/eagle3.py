@@ -13,16 +13,14 @@ from draftwood import InvalidInput, StateBackend
 from draftwood.strategies.drafters.layer_skip import as_layers
 from draftwood.strategies.drafters.pair_drafter import PairDrafter, check_sizes
 from draftwood.strategies.drafters.target import as_target
+from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.eagle3 import Eagle3Head
 from draftwood.strategies.heads.formats import is_head, load_head
 from draftwood.strategies.heads.found import described_in, folder_of
 
 
-def _as_head(head: Any) -> Eagle3Head:
-    return load_head(folder_of(head)) if isinstance(head, str | PathLike) else head
-
-
-def _as_taps(taps: str | Iterable[int] | None) -> tuple[int, ...] | None:
+def as_taps(taps: str | Iterable[int] | None) -> tuple[int, ...] | None:
+    """Returns layers of the target, ascending; None where none are given."""
     return None if taps is None else tuple(sorted(as_layers(taps if isinstance(taps, str) else tuple(taps))))
 
 
@@ -54,21 +52,15 @@ class Eagle3(PairDrafter):
     """
 
     target: StateBackend = attrs.field(converter=as_target, repr=False)
-    head: Eagle3Head = attrs.field(converter=_as_head, repr=False)
-    taps: tuple[int, ...] | None = attrs.field(default=None, converter=_as_taps, kw_only=True)
+    head: Any = attrs.field(repr=False)
+    taps: tuple[int, ...] | None = attrs.field(default=None, converter=as_taps, kw_only=True)
     source = "EAGLE-3 (Li et al. 2025), section 3"
 
     def __attrs_post_init__(self) -> None:
+        if isinstance(self.head, str | PathLike):
+            self.head = load_head(folder_of(self.head), taps=self.taps)
         check_fits(self.head, self.target)
-        config = self.head.config
-        if self.taps is not None:
-            if len(self.taps) != config.tap_count:
-                raise InvalidInput(
-                    f"taps names {len(self.taps)} layers, but the head reads {config.tap_count}; give that "
-                    "many."
-                )
-            config = attrs.evolve(config, taps=self.taps)
-        taps = config.taps_in(self.target.feature_layers)
+        taps = tapped(self.head.config, self.taps).taps_in(self.target.feature_layers)
         self.head.to(self.target.input_embeddings(torch.zeros(1, dtype=torch.int64)))
         self.head.requires_grad_(False)
         if self.head.lm_head is None:
@@ -81,6 +73,21 @@ class Eagle3(PairDrafter):
         return isinstance(head, Eagle3Head) or (
             isinstance(head, str | PathLike) and is_head(described_in(head))
         )
+
+
+def tapped(config: Eagle3Config, taps: tuple[int, ...] | None) -> Eagle3Config:
+    """Returns `config` with other taps, of which there must be as many; as it is where `taps` is None.
+
+    Raises:
+        InvalidInput: another number of them.
+    """
+    if taps is None:
+        return config
+    if len(taps) != config.tap_count:
+        raise InvalidInput(
+            f"taps names {len(taps)} layers, but the head reads {config.tap_count}; give that many."
+        )
+    return attrs.evolve(config, taps=taps)
 
 
 def check_fits(head: Eagle3Head, target: StateBackend) -> None:

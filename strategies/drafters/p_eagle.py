@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from draftwood import InvalidInput, Outcome
 from draftwood.protocols.model_prompt import ModelPrompt, filled_words
+from draftwood.strategies.drafters.eagle3 import as_taps, tapped
 from draftwood.strategies.drafters.feature_marginals import FeatureMarginals
 from draftwood.strategies.heads.found import described_in, folder_of
 from draftwood.strategies.heads.peagle import Known, PEagleHead, is_peagle, load_peagle
@@ -32,8 +33,11 @@ class PEagle(FeatureMarginals):
     Attributes:
         target: a backend that declares its `feature_layers`. It must have no rows yet.
         head: a folder or hub name, in speculators' or SpecForge's format, or the module, which goes to the
-            target's device and dtype. depths: tokens that a pass guesses; None: as many as its file says.
+            target's device and dtype.
+        depths: tokens that a pass guesses; None: as many as its file says.
         mask_token_id: the token of what is not drafted yet, where the folder does not say it.
+        taps: layers of the target to read instead of those that the head names, as numbers or as text such as
+            `"2,16,29"`.
 
     Raises:
         UnsupportedModel: the target declares that it gives no features.
@@ -46,6 +50,7 @@ class PEagle(FeatureMarginals):
     head: Any = attrs.field(repr=False)
     depths: int | None = attrs.field(default=None, kw_only=True)
     mask_token_id: int | None = attrs.field(default=None, kw_only=True)
+    taps: tuple[int, ...] | None = attrs.field(default=None, converter=as_taps, kw_only=True)
     # Of every row the keys and values of its pairs, by layer, and the state that waits for its root.
     _known: list[Known] = attrs.field(factory=list, init=False, repr=False)
     _last: list[Tensor | None] = attrs.field(factory=list, init=False, repr=False)
@@ -54,8 +59,8 @@ class PEagle(FeatureMarginals):
 
     def __attrs_post_init__(self) -> None:
         if isinstance(self.head, str | PathLike):
-            self.head = load_peagle(folder_of(self.head), mask_token_id=self.mask_token_id)
-        config = self.head.config.head
+            self.head = load_peagle(folder_of(self.head), mask_token_id=self.mask_token_id, taps=self.taps)
+        config = tapped(self.head.config.head, self.taps)
         if self.depths is not None and self.depths < 1:
             raise InvalidInput(f"depths is {self.depths}; a pass guesses 1 or more tokens.")
         self._begin(

@@ -79,6 +79,29 @@ def check_floats(tensors: Mapping[str, Tensor], where: str) -> None:
             raise InvalidInput(f"{name} in {where} is {kind}; heads in float16, bfloat16 or more are read.")
 
 
+def stored_names(folder: str | PathLike[str]) -> frozenset[str]:
+    """Returns the names of the tensors in a folder, which are not read; pickles are looked into as well.
+
+    Raises:
+        InvalidInput: there are no weights, or a file is missing or corrupt.
+    """
+    pickled = Path(folder) / "pytorch_model.bin"
+    try:
+        return _names_in_safetensors(Path(folder))
+    except InvalidInput:
+        if not pickled.is_file():
+            raise
+    return frozenset(read_pickle(pickled, device="meta"))
+
+
+def _names_in_safetensors(folder: Path) -> frozenset[str]:
+    return frozenset(
+        name
+        for file in _files(folder, lambda _: True)
+        for name in _opened(folder, file, lambda stored: list(stored.keys()))
+    )
+
+
 # What tensors of language models begin with, and those of no head.
 _OF_MODELS = ("model.layers.", "transformer.h.", "backbone.layers.")
 _OF_HEADS = ("fc.weight", "hidden_norm.weight")
@@ -90,11 +113,7 @@ def check_no_model(folder: str | PathLike[str]) -> None:
     Raises:
         InvalidInput: there is a language model in `folder`; or its files are missing or corrupt.
     """
-    names = {
-        name
-        for file in _files(Path(folder), lambda _: True)
-        for name in _opened(Path(folder), file, lambda stored: list(stored.keys()))
-    }
+    names = _names_in_safetensors(Path(folder))
     if any(name.startswith(_OF_MODELS) for name in names) and not any(
         name.endswith(_OF_HEADS) for name in names
     ):
@@ -149,14 +168,18 @@ def write_head(
     write_json(folder / CONFIG, description)
 
 
-def read_pickle(file: Path) -> dict[str, Tensor]:
+def read_pickle(file: Path, *, device: str = "cpu") -> dict[str, Tensor]:
     """The tensors by name in a file that `torch.save` wrote; code in it is not run.
+
+    Args:
+        file: the pickle.
+        device: `"meta"` for shapes without values.
 
     Raises:
         InvalidInput: it cannot be read so, or holds anything but tensors by name.
     """
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
+        content = torch.load(file, map_location=device, weights_only=True)
     except Exception as error:  # torch and pickle raise many kinds
         reason = " ".join(str(error).split())[:120].rstrip(".")
         raise InvalidInput(

@@ -20,10 +20,11 @@ from draftwood.strategies.heads.files import (
     check_no_model,
     read_description,
     read_tensors,
+    stored_names,
     write_head,
 )
 from draftwood.strategies.heads.keys import named_classes, switch
-from draftwood.strategies.heads.sizes import check_held
+from draftwood.strategies.heads.sizes import check_held, check_taps
 from draftwood.strategies.heads.vocabulary import maps_of, target_ids_of
 
 Format = Literal["safeailab", "speculators"]
@@ -43,11 +44,15 @@ def is_head(folder: str | PathLike[str]) -> bool:
         return False
     # EAGLE-1 and EAGLE-2 are told apart when a head is read.
     named = any("eagle" in name for name in classes) or description.get("model_type") == "eagle"
-    return named or "draft_vocab_size" in description
+    return named or "draft_vocab_size" in description or _is_first_generation(folder, description)
 
 
-def load_head(folder: str | PathLike[str]) -> Eagle3Head:
+def load_head(folder: str | PathLike[str], *, taps: tuple[int, ...] | None = None) -> Eagle3Head:
     """Returns the head in `folder`, in the dtype in which it is stored.
+
+    Args:
+        folder: in one of the formats.
+        taps: layers of the target by their input, in place of those that the description names.
 
     Raises:
         InvalidInput: files that are missing, corrupt or pickles; a key of the description or a tensor that is
@@ -58,11 +63,12 @@ def load_head(folder: str | PathLike[str]) -> Eagle3Head:
     description = read_description(folder)
     kind: Format = "speculators" if "speculators_model_type" in description else "safeailab"
     format_ = _FORMATS[kind]
-    _check_generation(description, where)
+    _check_generation(folder, description, where)
     check_no_model(folder)
     stored = with_usual_names(read_tensors(folder), where=where)
     _tie(description, stored, where)
-    config: Eagle3Config = format_.described(description, stored, where)
+    config: Eagle3Config = format_.described(description, stored, where, taps=taps)
+    check_taps(taps, stored, width=config.target_hidden_size, where=where)
     check_held(config.sizes, stored, vocabulary=config.vocab_size, where=where)
     target_ids = target_ids_of(
         stored.pop("d2t", None),
@@ -79,17 +85,38 @@ def load_head(folder: str | PathLike[str]) -> Eagle3Head:
     return head
 
 
-def _check_generation(description: Mapping[str, Any], where: str) -> None:
-    """Refuse heads of EAGLE-1 and EAGLE-2, by their class."""
+def _check_generation(folder: str | PathLike[str], description: Mapping[str, Any], where: str) -> None:
+    """Refuse heads of EAGLE-1 and EAGLE-2, by their class or their tensors."""
     names = [name.lower() for name in named_classes(description)]
     older = [name for name in names if "eagle" in name and "eagle3" not in name]
     if description.get("speculators_model_type") is None and (
-        description.get("model_type") == "eagle" or (older and "draft_vocab_size" not in description)
+        description.get("model_type") == "eagle"
+        or (older and "draft_vocab_size" not in description)
+        or _is_first_generation(folder, description)
     ):
         raise InvalidInput(
             f"{where} describes a head of EAGLE-1 or EAGLE-2, which reads the target's last layer only; "
             "EAGLE-3 heads are read, so use one of those."
         )
+
+
+_OF_EAGLE_3 = ("draft_vocab_size", "eagle_config", "speculators_model_type")
+_BEFORE_EAGLE_3 = frozenset({"fc.weight", "layers.0.self_attn.q_proj.weight"})
+
+
+def _is_first_generation(folder: str | PathLike[str], description: Mapping[str, Any]) -> bool:
+    """Whether the tensors have the names that EAGLE-1 and EAGLE-2 use.
+
+    Published descriptions name a Llama with one layer, so no other files are looked into. A
+    language model has no `fc`, and heads of later kinds norm what `fc` gives.
+    """
+    if description.get("num_hidden_layers") != 1 or any(key in description for key in _OF_EAGLE_3):
+        return False
+    try:
+        names = {name.removeprefix("model.") for name in stored_names(folder)}
+    except InvalidInput:
+        return False
+    return names >= _BEFORE_EAGLE_3 and not any("hidden_norm" in name for name in names)
 
 
 def _tie(description: Mapping[str, Any], stored: dict[str, Tensor], where: str) -> None:

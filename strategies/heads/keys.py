@@ -28,7 +28,8 @@ WITHOUT_EFFECT = frozenset(
         # training
         "attention_dropout", "aux_loss_alpha", "confidence_head_alpha", "draft_num_hidden_layers",
         "embed_requires_grad", "enable_sp_ulysses", "gradient_checkpointing", "initializer_range",
-        "label2id", "id2label", "max_anchors", "num_anchors", "num_labels", "output_router_logits",
+        "label2id", "id2label", "loss_scale", "max_anchors", "num_anchors", "num_labels",
+        "output_router_logits",
         "pretraining_tp",
         "problem_type", "router_aux_loss_coef", "seq_aux", "step_loss_decay", "ttt_length", "ttt_steps",
         # generation
@@ -53,15 +54,21 @@ WITHOUT_EFFECT = frozenset(
         "has_lm_head", "use_qk_norm",
     }
 )  # fmt: skip
+# A part of a name that speaks of a forward: such a key may change one, whatever else it is called.
+_OF_FORWARDS = (
+    "rope|rotary|rotat|position|scale|scaling|norm|head|layer|attention|attn|mask|window|vocab|embed|bias|"
+    "hidden|residual|state|tap"
+)
 _NAMES = (
     # tokens, but for masks
     r"(?!.*(mask|noise|pard|ptd))\w+_token_(id|ids|index)|(image|im|mask_init|text|video|eod|pad)_(\w+_)?id",
     # training
     r"(\w+_)?(dropout|pdrop|initializer|init_std)(_\w+)?",
-    r"(\w+_)?(loss|learning_rate|lr|warmup|weight_decay|epochs?|optimizer|scheduler|gradient|seed|datasets?|"
-    r"wandb|checkpoint|checkpointing|batch_size|max_steps|train|training|trainer)(_\w+)?",
+    rf"(?!.*({_OF_FORWARDS}))(\w+_)?(loss|learning_rate|lr|warmup|weight_decay|epochs?|optimizer|scheduler|"
+    r"gradient|seed|datasets?|wandb|checkpoint|checkpointing|batch_size|max_steps|train|training|trainer)(_\w+)?",
     # names, versions, dtypes and ways of computing the same
-    r"_?\w*(version|revision|name_or_path|dtype|backend|attn_implementation|commit_hash)",
+    rf"(?!.*({_OF_FORWARDS}))\w*(version|revision)",
+    r"\w*(name_or_path|dtype|backend|attn_implementation|commit_hash)",
     r"_?(comment|comments|description|notes?|license|author|tags|language|library_name|pipeline_tag|created_by)",
 )
 _WITHOUT_EFFECT = pattern("|".join(f"(?:{name})" for name in _NAMES))

@@ -21,7 +21,7 @@ from draftwood.strategies.heads.files import check_no_model, read_description, r
 from draftwood.strategies.heads.formats import in_file, load_weights, with_usual_names
 from draftwood.strategies.heads.keys import named_classes, whole_number
 from draftwood.strategies.heads.pairs import grouped_attention
-from draftwood.strategies.heads.sizes import check_guesses, check_held
+from draftwood.strategies.heads.sizes import check_guesses, check_held, check_taps
 from draftwood.strategies.heads.vocabulary import maps_of, target_ids_of
 
 KIND = "peagle"
@@ -175,12 +175,15 @@ def _is_flat(description: Mapping[str, Any]) -> bool:
     return any("peagle" in name.lower() for name in named_classes(description))
 
 
-def load_peagle(folder: str | PathLike[str], *, mask_token_id: int | None = None) -> PEagleHead:
+def load_peagle(
+    folder: str | PathLike[str], *, mask_token_id: int | None = None, taps: tuple[int, ...] | None = None
+) -> PEagleHead:
     """Returns the P-EAGLE head in `folder`, in the dtype in which it is stored.
 
     Args:
         folder: in speculators' or SpecForge's format.
         mask_token_id: where its description, as SpecForge's, does not say it.
+        taps: layers of the target by their input, in place of those that the description names.
 
     Raises:
         InvalidInput: as `heads.formats.load_head`.
@@ -188,7 +191,8 @@ def load_peagle(folder: str | PathLike[str], *, mask_token_id: int | None = None
     where = repr(str(folder))
     check_no_model(folder)
     description, stored = read_description(folder), with_usual_names(read_tensors(folder), where=where)
-    config = described(description, stored, where, mask_token_id=mask_token_id)
+    config = described(description, stored, where, mask_token_id=mask_token_id, taps=taps)
+    check_taps(taps, stored, width=config.head.target_hidden_size, where=where)
     check_held(config.head.sizes, stored, vocabulary=config.head.vocab_size, where=where)
     ids = target_ids_of(
         stored.pop("d2t", None),
@@ -218,6 +222,7 @@ def described(
     where: str,
     *,
     mask_token_id: int | None = None,
+    taps: tuple[int, ...] | None = None,
 ) -> PEagleConfig:
     """Returns the head that a description of speculators or SpecForge, and its tensors, speak of.
 
@@ -232,7 +237,7 @@ def described(
     alike = dict(description) if flat else {**description, "speculators_model_type": "eagle3"}
     format_ = safeailab if flat else speculators
     return PEagleConfig(
-        head=format_.described(alike, tensors, where, also=_MASKS),
+        head=format_.described(alike, tensors, where, also=_MASKS, taps=taps),
         mask_token_id=_mask(description, mask_token_id, where),
         depths=_depths(description.get("speculators_config"), where),
     )

@@ -66,7 +66,12 @@ OTHER_CLASSES: Mapping[str, str] = {"gemma": "Gemma's norms and scales"}
 
 
 def described(
-    description: Mapping[str, Any], tensors: Collection[str], where: str, *, also: Collection[str] = ()
+    description: Mapping[str, Any],
+    tensors: Collection[str],
+    where: str,
+    *,
+    also: Collection[str] = (),
+    taps: tuple[int, ...] | None = None,
 ) -> Eagle3Config:
     """Returns the head that a description and the names of its tensors speak of.
 
@@ -75,6 +80,7 @@ def described(
         tensors: their names.
         where: both are stored, for messages.
         also: keys that the caller reads.
+        taps: layers by their input, in place of those that the description names.
 
     Raises:
         InvalidInput: a key or value that is not supported, or one that is missing.
@@ -87,11 +93,6 @@ def described(
     check_layers_like(description, kinds=kinds, classes=_CLASSES, like="Llama's", where=where)
     Table(read=read, kind=_OUTER.kind).check(description, where=where)
     inner = _nested(description.get("eagle_config"), where)
-    if description.get(_NESTED_TAPS) is not None:
-        raise InvalidInput(
-            f"{_NESTED_TAPS} is at the top of the description in {where}, where some makers name layers by "
-            "their input and some by their output; move it into eagle_config, by output."
-        )
     check_no_window(description, where=where)
     layer = described_layer(description, where=where)
     both = merged(description, inner, (*SWITCHES, "draft_vocab_size", "target_hidden_size"), where=where)
@@ -101,7 +102,7 @@ def described(
             both, "target_hidden_size", where=where, default=layer["hidden_size"]
         ),
         draft_vocab_size=whole_number(both, "draft_vocab_size", where=where, default=layer["vocab_size"]),
-        taps=_taps(description.get(_TAPS), inner.get(_NESTED_TAPS), where),
+        taps=taps or _taps(description, inner, where),
         layers=layer_count(description, tensors, where=where),
         latent=latent(description, tensors, prefix, where=where),
         query_key_norm=f"{prefix}self_attn.q_norm.weight" in tensors,
@@ -139,18 +140,33 @@ def _nested(told: Any, where: str) -> Mapping[str, Any]:
     return told
 
 
-def _taps(outer: Any, nested: Any, where: str) -> tuple[int, ...] | None:
-    """Layers whose output is tapped are named here: one less than what reads them."""
+def _taps(description: Mapping[str, Any], inner: Mapping[str, Any], where: str) -> tuple[int, ...] | None:
+    """Layers whose output is tapped are named in the usual places: one less than what reads them."""
     found = [
         layers
-        for key, value in ((_TAPS, outer), (_NESTED_TAPS, nested))
-        if (layers := layers_named(value, key, where=where)) is not None
+        for table, key in ((description, _TAPS), (inner, _NESTED_TAPS))
+        if (layers := layers_named(table.get(key), key, where=where)) is not None
     ]
     if len(found) == 2 and found[0] != found[1]:
         raise InvalidInput(
             f"{_TAPS} and {_NESTED_TAPS} name different layers in {where}; copy the head's description again."
         )
-    return tuple(layer + 1 for layer in found[0]) if found else None
+    by_input = tuple(layer + 1 for layer in found[0]) if found else None
+    either = layers_named(description.get(_NESTED_TAPS), _NESTED_TAPS, where=where)
+    if either is None:
+        return by_input
+    if by_input is None:
+        raise InvalidInput(
+            f"{_NESTED_TAPS} is at the top of the description in {where}, where some makers name layers by "
+            "their input and some by their output; move it into eagle_config, by output, or give the layers "
+            "by input as -o taps=."
+        )
+    if either not in (by_input, found[0]):
+        raise InvalidInput(
+            f"{_NESTED_TAPS} at the top of the description in {where} names other layers than its other "
+            "keys; copy the head's description again, or give the layers by input as -o taps=."
+        )
+    return by_input
 
 
 def description_of(config: Eagle3Config, *, target: str) -> dict[str, Any]:

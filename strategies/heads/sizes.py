@@ -38,6 +38,28 @@ def check_held(
         )
 
 
+def check_taps(
+    taps: tuple[int, ...] | None, tensors: Mapping[str, Tensor], *, width: int, where: str
+) -> None:
+    """Refuse a caller's taps of another number than the head's projection reads.
+
+    Args:
+        taps: layers that the caller names; None where the description does.
+        tensors: of the head's files.
+        width: of the target.
+        where: the files are, for messages.
+
+    Raises:
+        InvalidInput: another number of them.
+    """
+    weight = tensors.get("fc.weight")
+    if taps is not None and weight is not None and weight.dim() == 2 and weight.shape[1] != len(taps) * width:
+        raise InvalidInput(
+            f"taps names {len(taps)} layers, but the head in {where} reads {weight.shape[1] // width}; give "
+            "that many."
+        )
+
+
 def check_layers(layers: int, tensors: Collection[str], where: str) -> None:
     """Refuse many layers, more than there are tensors, before anything is made for each of them."""
     if layers > max(len(tensors), _FEW_LAYERS):

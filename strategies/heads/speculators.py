@@ -36,7 +36,12 @@ _OF_LAYER = Table(read=LAYER_KEYS, kind="layers of EAGLE-3 heads")
 
 
 def described(
-    description: Mapping[str, Any], tensors: Collection[str], where: str, *, also: Collection[str] = ()
+    description: Mapping[str, Any],
+    tensors: Collection[str],
+    where: str,
+    *,
+    also: Collection[str] = (),
+    taps: tuple[int, ...] | None = None,
 ) -> Eagle3Config:
     """Returns the head that a description and the names of its tensors speak of.
 
@@ -45,6 +50,7 @@ def described(
         tensors: their names.
         where: both are stored, for messages.
         also: keys that the caller reads.
+        taps: layers by their input, in place of those that the description names.
 
     Raises:
         InvalidInput: a key or value that is not supported, or one that is missing.
@@ -75,7 +81,7 @@ def described(
             # null is all of them, and a missing key is no size.
             default=made["vocab_size"] if "draft_vocab_size" in description else None,
         ),
-        taps=layers_named(description.get(_TAPS), _TAPS, where=where),
+        taps=taps or layers_named(description.get(_TAPS), _TAPS, where=where),
         layers=layer_count(told, tensors, where=where),
         query_key_norm=layer["model_type"] == "qwen3",
         own_embedding="embed_tokens.weight" in tensors,

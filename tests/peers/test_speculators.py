@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from draftwood_cli import app
+from typer.testing import CliRunner
 
+from draftwood import zoo
 from draftwood.strategies.blocks.files import load_block, save_block
 from draftwood.strategies.heads.formats import load_head, save_head
 from draftwood.strategies.heads.peagle import load_peagle, save_peagle
 from draftwood.strategies.heads.unrolled import unrolled
-from draftwood.strategies.mtp.checkpoint import load_layer
+from draftwood.strategies.mtp.checkpoint import load_layer, save_layer
+from draftwood.zoo.heads.variants import with_config
 
 pytest.importorskip("speculators", reason="speculators is not installed; make test-peers installs it")
 pytestmark = pytest.mark.peers
@@ -356,12 +360,9 @@ MTP: dict[str, tuple[type, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", MTP)
-def test_an_mtp_layer_of_theirs_is_read(case: str, tmp_path: Path) -> None:
-    """Step by step, each on the layer's own states and the text's tokens, as its maker trains it."""
+def mtp_like(kind: type, more: dict[str, Any]) -> Any:
     from speculators.models.mtp import MTPDraftModel, MTPSpeculatorConfig
 
-    kind, more = MTP[case]
     layers = kind(**{**SIZES, **more, "num_hidden_layers": 2})
     layers._attn_implementation, layers._experts_implementation = "eager", "eager"
     model = MTPDraftModel(
@@ -370,10 +371,11 @@ def test_an_mtp_layer_of_theirs_is_read(case: str, tmp_path: Path) -> None:
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_().mul_(0.2)
-    model.eval().save_pretrained(tmp_path)
-    head = load_layer(tmp_path).to(torch.float32)
-    head.borrow(model.lm_head)
-    assert head.layout.trained_depths == DEPTHS
+    return model.eval()
+
+
+def same_steps(head: Any, model: Any) -> None:
+    """Step by step, each on the layer's own states and the text's tokens, as its maker trains it."""
     states, tokens = torch.randn(1, TEXT, WIDTH), torch.randint(1, VOCAB, (1, TEXT))
     with torch.no_grad():
         theirs, _, _ = model(input_ids=tokens, hidden_states=states)
@@ -384,3 +386,46 @@ def test_an_mtp_layer_of_theirs_is_read(case: str, tmp_path: Path) -> None:
             (out,) = unrolled(head, words, head.project(known), depths=1)
             torch.testing.assert_close(head.logits(out), expected, rtol=1e-4, atol=1e-4)
             known = head.recycled(out)
+
+
+@pytest.mark.parametrize("case", MTP)
+def test_mtp_layers_go_both_ways(case: str, tmp_path: Path) -> None:
+    """Ours have the names of their family's checkpoints, from which speculators takes layers."""
+    from speculators.convert.mtp.converter import MTPConverter
+
+    model = mtp_like(*MTP[case])
+    model.save_pretrained(tmp_path / "theirs")
+    head = load_layer(tmp_path / "theirs").to(torch.float32)
+    head.borrow(model.lm_head)
+    assert head.layout.trained_depths == DEPTHS
+    same_steps(head, model)
+    save_layer(head, tmp_path / "ours", target="big")
+    taken = MTPConverter().convert_to_state_dict(tmp_path / "ours")
+    other = mtp_like(*MTP[case])
+    missing, unknown = other.load_state_dict(taken, strict=False)
+    assert not unknown
+    assert all(name.startswith(("embed_tokens.", "lm_head.", "verifier_")) for name in missing)
+    for name in ("embed_tokens", "lm_head"):
+        getattr(other, name).load_state_dict(getattr(model, name).state_dict())
+    same_steps(head, other)
+
+
+def zoo_pairs(folder: Path) -> str:
+    head = load_head(zoo.path("llama-7m-eagle3"))
+    save_head(head, folder, target=str(zoo.path("llama-7m")), format="speculators")
+    return "eagle3"
+
+
+def zoo_block(folder: Path) -> str:
+    """Its layer is causal, which theirs are only in a window: so it gets one that is wider than any text."""
+    head = load_block(zoo.path("llama-7m-dspark"))
+    wide = with_config(head, {"windows": (4096,), "window_before_root": True})
+    save_block(wide, folder, target=str(zoo.path("llama-7m")), format="speculators")
+    return "dspark"
+
+
+@pytest.mark.parametrize("saved", [zoo_pairs, zoo_block])
+def test_a_trained_head_that_they_saved_is_not_called_broken(saved: Any, tmp_path: Path) -> None:
+    read_by_them(saved(tmp_path / "ours"), tmp_path / "ours").save_pretrained(tmp_path / "theirs")
+    found = CliRunner().invoke(app, ["check-head", "llama-7m", str(tmp_path / "theirs"), "--count", "8"])
+    assert found.exit_code == 0, found.output

@@ -91,6 +91,23 @@ def test_keys_that_are_refused(more: dict[str, Any], sentence: str, tmp_path: Pa
     assert "\n" not in str(error.value)
 
 
+TOP = "eagle_aux_hidden_state_layer_ids"
+
+
+def test_taps_at_the_top_of_a_flat_file_are_read_where_they_are_clear(tmp_path: Path) -> None:
+    """Beside the same layers by output, or where the caller names them."""
+    nested = {"eagle_config": {TOP: [1, 2, 3]}}
+    for top in ([1, 2, 3], [2, 3, 4]):
+        assert read(tmp_path, {**BASE, **nested, TOP: top}).config.taps == (2, 3, 4)
+    with pytest.raises(InvalidInput, match="at the top .* names other layers than its other keys"):
+        read(tmp_path, {**BASE, **nested, TOP: [0, 1, 2]})
+    with pytest.raises(InvalidInput, match="give the layers by input as -o taps="):
+        read(tmp_path, {**BASE, TOP: [1, 2, 3]})
+    assert load_head(tmp_path, taps=(1, 2, 3)).config.taps == (1, 2, 3)
+    with pytest.raises(InvalidInput, match="taps names 2 layers, but the head in .* reads 3; give that many"):
+        load_head(tmp_path, taps=(1, 2))
+
+
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1e4}
 ROTATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "old spelling": ({"rope_theta": 5.0, "rope_scaling": None}, {"rope_theta": 5.0}),
@@ -246,6 +263,9 @@ def test_two_keys_of_causal_layers_that_differ_are_refused(tmp_path: Path) -> No
         *((key, False) for key in ("mask_token_id", "dspark_noise_token_id", "ptd_token_id", "block_size")),
         *((key, False) for key in ("embedding_scale", "final_logit_softcapping", "residual_multiplier")),
         *((key, False) for key in ("mtp_trained_depths", "target_layer_ids", "norm_output", "lora_rank")),
+        *((key, False) for key in ("train_rope_theta", "loss_head_scale", "seed_mask", "rope_version")),
+        *((key, False) for key in ("training_norm", "checkpoint_layers", "train_window", "lr_vocab_size")),
+        *((key, True) for key in ("loss_scale", "seed", "lr_scheduler_type", "format_version")),
     ],
 )
 def test_keys_that_makers_choose_freely_are_known_by_their_form(key: str, changes_nothing: bool) -> None:

@@ -155,5 +155,35 @@ def test_a_head_of_eagle_1_is_told_as_one(tmp_path: Path) -> None:
         load_head(tmp_path)
 
 
+LAYER = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "post_attention_layernorm")
+
+
+@pytest.mark.parametrize(("form", "prefix"), [("safetensors", ""), ("safetensors", "model."), ("pickle", "")])
+def test_a_head_of_eagle_1_that_calls_itself_a_llama_is_told_by_its_tensors(
+    form: str, prefix: str, tmp_path: Path
+) -> None:
+    described = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1}
+    names = ("fc.weight", "embed_tokens.weight", *(f"layers.0.{part}.weight" for part in LAYER))
+    stored = {prefix + name: torch.zeros(4, 4) for name in names}
+    if form == "pickle":
+        (tmp_path / "config.json").write_text(json.dumps(described))
+        torch.save(stored, tmp_path / "pytorch_model.bin")
+    else:
+        written(tmp_path, described, stored, "model.safetensors")
+    assert Eagle3.reads(tmp_path)
+    with pytest.raises(InvalidInput, match="a head of EAGLE-1 or EAGLE-2, which reads the target's last"):
+        load_head(tmp_path)
+    # A language model of one layer is none, nor is one of several layers looked into.
+    stored = {f"model.{name}": torch.zeros(4, 4) for name in names if name != "fc.weight"}
+    for layers in (1, 2):
+        folder = written(
+            tmp_path / str(layers),
+            {**described, "num_hidden_layers": layers},
+            {**stored, "lm_head.weight": torch.zeros(4, 4)},
+            "model.safetensors",
+        )
+        assert not Eagle3.reads(folder)
+
+
 def test_a_module_is_one_of_theirs() -> None:
     assert MedusaHeads.reads(Heads(1, 2, 3))

@@ -298,3 +298,14 @@ def test_tensors_that_are_refused_and_depths_that_are_not_told(tmp_path: Path) -
     (tmp_path / "config.json").write_text(json.dumps(described))
     assert load_peagle(tmp_path).config.depths == 8
     assert not is_peagle(tmp_path / "nowhere")
+
+
+def test_other_taps_than_those_of_the_file_are_read(tmp_path: Path) -> None:
+    head = random_head(KINDS["plain"])
+    save_peagle(head, tmp_path, target="big")
+    named = PEagle(load(target()), tmp_path, taps="3,1,2")
+    assert named.taps == (1, 2, 3)
+    assert named.head.head.config.taps == (1, 2, 3)
+    for source in (tmp_path, head):
+        with pytest.raises(InvalidInput, match="taps names 2 layers, but the head .*reads 3; give that many"):
+            PEagle(load(target()), source, taps="1,2")

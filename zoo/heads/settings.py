@@ -95,7 +95,10 @@ def settings(head: CheckedHead, target: Any) -> Iterator[Setting]:
 _POSITIONS = (
     "the positions of drafted tokens are others than in its training; this head needs another program"
 )
-_TAPS = "it reads other layers of the target than its config names; write these there, or give -o taps="
+_TAPS = "it reads other layers of the target than its config names; write these there"
+_BY_OPTION = ", or give -o taps="  # which block drafters and MTP layers do not have
+_OPPOSITE = "taps in the opposite order"
+_TURNED = "fc.weight expects its taps in descending order, which no config can say; reverse its parts"
 
 
 def _of_taps(
@@ -108,7 +111,7 @@ def _of_taps(
     more = {
         "taps one layer lower": tuple(tap - 1 for tap in taps),
         "taps one layer higher": tuple(tap + 1 for tap in taps),
-        "taps in the opposite order": taps[::-1],
+        _OPPOSITE: taps[::-1],
         "the usual taps of EAGLE-3": (2, layers // 2, layers - 3),
         "the usual taps of DFlash": tuple(
             round(1 + place * (layers - 4) / max(count - 1, 1)) + 1 for place in range(count)
@@ -122,7 +125,9 @@ def _of_taps(
     for words, other in more.items():
         if len(other) == count and all(0 <= tap < layers for tap in other) and other not in tried:
             tried[other] = words
-            yield Setting(f"{words} ({', '.join(map(str, other))})", head, other, cause=_TAPS)
+            cause = _TAPS if isinstance(head, BlockHead) else _TAPS + _BY_OPTION
+            cause = _TURNED if words == _OPPOSITE else cause
+            yield Setting(f"{words} ({', '.join(map(str, other))})", head, other, cause=cause)
 
 
 def _of_norms(head: Eagle3Head | PEagleHead, taps: tuple[int, ...]) -> Iterator[Setting]:
