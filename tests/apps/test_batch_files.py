@@ -233,7 +233,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prompt": None}, "prompt is null; give text"),
     ({"prompt": ["a", 5]}, "give text, tokens, or a list"),
     ({"prompt": [-1]}, "give text, tokens, or a list"),
-    ({"prompt": [5, 99999]}, "The prompt has the token 99999, and the target's are below 4096."),
+    (
+        {"prompt": [5, 99999]},
+        "The prompt has the token 99999, and the target's are below 4096; encode it",
+    ),
     ({"prompt": "word " * 5000}, "The prompt has 5001 tokens, and the target's texts have 2048 at most"),
     ({"model": "gpt-4o"}, "model is 'gpt-4o', and the target of this run is 'llama-7m'; name that."),
     ({"model": 5}, "model is 5; give the name of the target"),
