@@ -280,7 +280,7 @@ def best_sorted_shape(shares: SiblingShares, *, budget: int, depth: int) -> tupl
     Source: draftwood, after Sequoia, section 3.1 (arXiv 2402.12374).
     """
     if budget < 1 or depth < 1:
-        raise InvalidInput(f"budget is {budget} and depth {depth}; give at least 1 of both.")
+        raise InvalidInput(f"budget is {budget} and depth {depth}; give at least 1 for both.")
     if not shares.widest:
         raise InvalidInput("No tree was measured; add some to the shares first.")
     kinds = [0, *RANKS]  # a rank of every kind of parents

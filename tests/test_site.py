@@ -75,6 +75,46 @@ def test_a_dead_link_is_seen(tmp_path):
     assert list(dead_links(page)) == ["not.md", "there.md#three"]
 
 
+def site_only(text):
+    """Yields what only the site renders and a repository shows as raw text, and tables without rows."""
+    unfenced = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
+    prose = re.sub(r"`[^`\n]+`", "", unfenced)
+    yield from re.findall(r"^ *(?:!!!|\?\?\?\+?|===|:::) .*", prose, re.MULTILINE)
+    yield from re.findall(r"(?:--8<--|\{:?\s*[.#][\w-]+[^}\n]*\}|\bmarkdown=|\[TOC\]).*", prose)
+    yield from re.findall(r"^\|[ |:-]+\|(?=\n(?!\|)|\Z)", unfenced, re.MULTILINE)
+    yield from re.findall(r"<!-- table: \w+ -->\s*<!-- end -->", unfenced)
+    yield from re.findall(r"\]\(/[^)]*\)", prose)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.parent.name != "reference"],  # these are made from docstrings
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_a_page_is_plain_markdown_with_no_empty_table(page):
+    assert not list(site_only(page.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "!!! note\n    text\n",
+        '=== "Tab"\n',
+        "::: draftwood.laws\n",
+        "# Title {#anchor}\n",
+        "[link](page.md){ .button }\n",
+        '--8<-- "file"\n',
+        "| a | b |\n|---|---|\n\nText\n",
+        "| a | b |\n|---|---|",
+        "<!-- table: methods -->\n\n<!-- end -->\n",
+        "[rooted](/docs/page.md)\n",
+    ],
+)
+def test_syntax_of_the_site_and_empty_tables_are_seen(text):
+    assert list(site_only(text))
+    assert not list(site_only("Text `{.a}`\n\n| a | b |\n|---|---|\n| 1 | 2 |\n"))
+
+
 def test_every_page_is_in_the_navigation():
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     named = set(re.findall(r"[\w/-]+\.md", str(site["nav"])))

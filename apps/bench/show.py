@@ -143,7 +143,7 @@ def notes(rows: Sequence[ResultRow], described: Mapping[str, Any]) -> list[str]:
         words.append(f"Some rest on only {least} prompt{'s' if least > 1 else ''}; take them for a hint.")
     precisions = {row.check.precision for row in rows if row.check.precision}
     if precisions:
-        words.append(f"Texts at temperature 0 were compared with those of generate() in {precisions.pop()}.")
+        words.append(f"Texts at temperature 0 were compared with generate()'s in {precisions.pop()}.")
         if any(row.check.agreement not in (None, 1) for row in rows):
             words.append("Where they differ in half precision, equal choices were rounded apart.")
     if any((row.check.p_value, row.check.p_together) != (None, None) for row in rows):

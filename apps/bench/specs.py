@@ -94,7 +94,7 @@ def parse(word: str) -> Spec:
     if not {"+", ":"} & set(name) and name not in known:
         raise UnknownStrategy(f"There is no strategy {name!r:.80}{nearest(name, known)}")
     if name in MODES and words:
-        raise InvalidInput(f"{word!r} gives {name!r} an option; it has none.")
+        raise InvalidInput(f"{word!r} gives {name!r} an option, and it has none; write {name!r}.")
     return Spec(name, tuple(words))
 
 

@@ -163,7 +163,9 @@ def rows(file: Path, text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
                 f"{str(file)!r}, line {line}: not JSON ({error.msg} at column {error.colno})."
             ) from error
         except (ValueError, RecursionError) as error:  # a number of thousands of digits, or levels
-            raise InvalidInput(f"{str(file)!r}, line {line}: no JSON that a prompt could be.") from error
+            raise InvalidInput(
+                f"{str(file)!r}, line {line}: a number or the nesting is too long; correct it."
+            ) from error
         if not isinstance(row, dict):
             raise InvalidInput(
                 f"{str(file)!r}, line {line}: {type(row).__name__} instead of an object with fields."

@@ -67,7 +67,7 @@ def generate(
     prompt_file: Annotated[
         Path | None, typer.Option(help="A UTF-8 file with the text; default: standard input.")
     ] = None,
-    prompts: Annotated[
+    data: Annotated[
         Path | None,
         typer.Option(
             help="A file of many prompts: one per line, .jsonl, or requests as in OpenAI's batch files."
@@ -76,16 +76,16 @@ def generate(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="A .jsonl file, a line for every prompt of --prompts; a run that ended early goes on."
+            help="A .jsonl file, a line for every prompt of --data; a run that ended early goes on."
         ),
     ] = None,
     rows: Annotated[
         int | None,
-        typer.Option(min=1, help="Texts of --prompts that are written at once; default 8."),
+        typer.Option(min=1, help="Texts of --data that are written at once; default 8."),
     ] = None,
     ray: Annotated[
         str | None,
-        typer.Option(help="Write --prompts over a Ray cluster: its address, auto, or local to start one."),
+        typer.Option(help="Write --data over a Ray cluster: its address, auto, or local to start one."),
     ] = None,
     workers: Annotated[
         int | None,
@@ -178,8 +178,8 @@ def generate(
       draftwood generate --target big/ --drafter small/ --engine auto --prompt Hi
       draftwood generate --prompt "Hi" --prompt "Dear Sir," --trace t.json
       draftwood generate --json-schema review.json --prompt "A fine film."
-      draftwood generate --prompts questions.jsonl --out answers.jsonl --seed 1
-      draftwood generate --prompts notes.txt --out texts.jsonl --ray auto
+      draftwood generate --data questions.jsonl --out answers.jsonl --seed 1
+      draftwood generate --data notes.txt --out texts.jsonl --ray auto
     """
     words = Words(
         target=target,
@@ -206,7 +206,7 @@ def generate(
         engine=engine,
     )
     method = words.method()
-    if prompts is not None:
+    if data is not None:
         others = {
             "--prompt": prompt,
             "--prompt-file": prompt_file,
@@ -215,12 +215,12 @@ def generate(
             "--chat": chat,
         }
         if unwanted := next((name for name, value in others.items() if value), None):
-            raise InvalidInput(f"--prompts writes a file of texts, so it does not go with {unwanted}.")
-        write_file(method, prompts, out, seed=seed, rows=rows, ray=ray, workers=workers)
+            raise InvalidInput(f"--data writes a file of texts, so it does not go with {unwanted}.")
+        write_file(method, data, out, seed=seed, rows=rows, ray=ray, workers=workers)
         return
     for name, value in {"--out": out, "--rows": rows, "--ray": ray, "--workers": workers}.items():
         if value is not None:
-            raise InvalidInput(f"{name} goes with --prompts; give the file of the prompts.")
+            raise InvalidInput(f"{name} goes with --data; give the file of the prompts.")
     if trace_file is not None:
         check_writable(trace_file)
     texts = _prompts(prompt or [], prompt_file)

@@ -1,4 +1,4 @@
-"""`draftwood generate --prompts FILE --out FILE`: a file of prompts into a file of texts, in their order."""
+"""`draftwood generate --data FILE --out FILE`: a file of prompts into a file of texts, in their order."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def write_file(
         typer.Exit: prompts were refused; their lines say why.
     """
     if out is None:
-        raise InvalidInput("--prompts needs --out; name a .jsonl file for the texts.")
+        raise InvalidInput("--data needs --out; name a .jsonl file for the texts.")
     if out.suffix != ".jsonl":
         raise InvalidInput(f"--out is {str(out)!r}; give a file that ends in .jsonl.")
     if workers is not None and ray is None:

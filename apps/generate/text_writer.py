@@ -122,7 +122,10 @@ class TextWriter:
         tokens = list(prompt) if isinstance(prompt, tuple) else self._encoded(prompt)
         most = self.loaded.target.vocab_size
         if (odd := max(tokens, default=0)) >= most:
-            raise InvalidInput(f"The prompt has the token {odd}, and the target's are below {most}.")
+            raise InvalidInput(
+                f"The prompt has the token {odd}, and the target's are below {most}; encode it with the "
+                "target's tokenizer."
+            )
         self.limit.check_tokens(tokens)
         return tokens
 
@@ -141,7 +144,7 @@ class TextWriter:
                 raise
             raise InvalidInput(
                 f"The tokenizer cannot read the prompt ({type(error).__name__}: {first_line(error)[:120]}); "
-                "change it."
+                "change the prompt."
             ) from error
         ids: list[int] = shaped["input_ids"]
         return ids

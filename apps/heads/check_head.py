@@ -27,11 +27,11 @@ _LONGEST = 256  # tokens of a prompt that are read
 def check_head(
     target: Annotated[str, typer.Argument(help="The model that it was made for: folder, zoo or hub name.")],
     head: Annotated[str, typer.Argument(help="Folder or hub name of a head, or one of the zoo.")],
-    prompt_file: Annotated[
+    data: Annotated[
         Path | None,
-        typer.Option("--prompts", help="Prompts (.jsonl, .txt); default: built-in ones.", show_default=False),
+        typer.Option(help="A file of prompts, .jsonl or text; default: built-in ones.", show_default=False),
     ] = None,
-    count: Annotated[int, typer.Option(help="Prompts to use.", min=2)] = 20,
+    prompts: Annotated[int, typer.Option(help="Prompts to use.", min=2)] = 20,
     tokens: Annotated[int, typer.Option(help="Tokens that the target writes after each.", min=8)] = 64,
     depths: Annotated[int, typer.Option(help="Drafted tokens that are compared.", min=1)] = 4,
     chat: AsChat = False,
@@ -53,7 +53,7 @@ def check_head(
     Examples:
       draftwood check-head llama-7m llama-7m-eagle3
       draftwood check-head big/ big/  # the MTP layer in its own checkpoint
-      draftwood check-head big/ head/ --prompts questions.jsonl --dtype bfloat16
+      draftwood check-head big/ head/ --data questions.jsonl --dtype bfloat16
     """
     models.quiet()
     _check_order(target, head)
@@ -64,7 +64,7 @@ def check_head(
     if not callable(getattr(model, "generate", None)):
         raise UnsupportedModel(f"{target!r} is no model that generate() runs; a head is checked on one.")
     made = load_for(models.locate(head), loaded.target)
-    texts = _texts(prompt_file, count)
+    texts = _texts(data, prompts)
     rows = [_continued(model, ids, tokens) for ids in encoded(loaded.tokenizer, texts, chat=chat)]
     floors = floors_of(rows)
     found = compared(model, made, rows, depths=depths)

@@ -229,7 +229,9 @@ def build(target: str, words: Mapping[str, str]) -> Any:
         _must_be_strategy(named, name)
     elif _protocol(type(named)):
         if words:
-            raise InvalidInput(f"{name!r} is built already and takes no option {next(iter(words))!r}.")
+            raise InvalidInput(
+                f"{name!r} is built already and takes no option {next(iter(words))!r}; name its class."
+            )
         return named
     elif not callable(named):
         raise InvalidInput(

@@ -239,7 +239,7 @@ class UnrolledBackend(ModelBackend):
         width = max(map(len, paths))
         if self.max_length is not None and row.length + width > self.max_length:
             raise InvalidInput(
-                f"A node of row {index} stands at position {row.length + width - 1}, but the model's context "
+                f"A node of row {index} has position {row.length + width - 1}, but the model's context "
                 f"holds {self.max_length} tokens; stop the row or grow a shallower tree."
             )
         padded = torch.zeros(len(paths), width, dtype=torch.int64)

@@ -53,7 +53,7 @@ def objection(backend: StateBackend) -> str | None:
     if isinstance(backend, LongRopeBackend):
         return "is rotated by the length of its text"
     if not isinstance(backend, PackedBackend):
-        return "is served one path a row"
+        return "decodes one path per row"
     if backend.ranks is not None:
         return "is sharded over processes"
     if streamed_modules(backend.model):

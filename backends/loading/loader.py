@@ -167,8 +167,8 @@ def load_model(
         if layout.is_in(Path(name)):
             if offload is not None:
                 raise UnsupportedModel(
-                    f"{name} has a layout of its own that is read whole; save_pretrained() the model, and "
-                    "offload what that writes."
+                    f"{name} has another layout than transformers' and is read whole; call save_pretrained() "
+                    "on the model, and offload the folder that it writes."
                 )
             chosen, target = _dtype(dtype), _device(device)
             weights_dtype = chosen if isinstance(chosen, torch.dtype) else None
@@ -208,7 +208,7 @@ def refuse_unserved(config: Any) -> None:
     """Raise `UnsupportedModel` for the families that no backend supports."""
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModel(
-            f"{config.model_type} is an encoder-decoder; draftwood serves decoder-only language models."
+            f"{config.model_type} is an encoder-decoder; draftwood supports decoder-only language models."
         )
     try:
         layers = DynamicCache(config=config).layers
@@ -324,13 +324,13 @@ def _checked(model: Any, *, by_mask: bool) -> StateBackend:
             raise worse
         if isinstance(reason, RaisedReason) and recurrent:
             raise UnsupportedModel(
-                f"{name} raises where mixers stand for its recurrent layers ({reason}), so that nothing was "
+                f"{name} fails when mixers replace its recurrent layers ({reason}), so nothing was "
                 "compared; correct the mixer if the error is its own. A model that needs its own class of "
                 "cache cannot be decoded here."
             )
         if reason is not None and recurrent:
             raise UnsupportedModel(
-                f"Of {name} the mixers that stand for its recurrent layers do not compute what these do "
+                f"The mixers of {name} do not compute what its recurrent layers do "
                 f"({reason}); correct the mixer that is registered for them under draftwood.mixers."
             )
         if recurrent:

@@ -207,7 +207,8 @@ def _mamba2(config: Mapping[str, Any], layer: Mapping[str, Any], where: str) -> 
     require(where, layer, {"d_ssm": inner if layer["d_ssm"] else None})
     if inner % dim or inner // dim % layer["ngroups"]:
         raise InvalidInput(
-            f"{where} has {inner} channels, which are not heads of {dim} in {layer['ngroups']} groups."
+            f"{where} has {inner} channels, which are not heads of {dim} in {layer['ngroups']} groups; "
+            "download it again."
         )
 
     def make() -> Any:

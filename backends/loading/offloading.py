@@ -28,7 +28,9 @@ def disk_options(
     if not is_accelerate_available():
         raise InvalidInput("offload needs the package accelerate; install it or leave offload out.")
     if device == "auto":
-        raise InvalidInput("offload names what stays on the disk, and device 'auto' decides that; name one.")
+        raise InvalidInput(
+            "offload keeps weights on the disk, and device 'auto' chooses their place; give one of the two."
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

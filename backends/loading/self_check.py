@@ -40,7 +40,7 @@ def self_check(make: Callable[[Any], StateBackend], model: Any) -> str | None:
         if machine_fault(error) is not None:
             raise
         raise UnsupportedModel(
-            f"{type(model).__name__} gives no logits for words alone ({type(error).__name__}: "
+            f"{type(model).__name__} gives no logits for a prompt of tokens only ({type(error).__name__}: "
             f"{' '.join(str(error).split())[:160].rstrip('.')}); use a causal language model."
         ) from error
     if (reason := disagreement(make(plain), plain)) is not None:

@@ -56,9 +56,9 @@ class Features:
         for layer in request.layers:
             if not 0 <= layer <= len(layers) + 1:
                 raise InvalidInput(
-                    f"There are no features of layer {layer}; those of 0 (what the first layer reads) to "
-                    f"{len(layers)} (what the output head reads) and {len(layers) + 1} (what the last layer "
-                    "puts out, before the final norm) can be kept."
+                    f"There are no features of layer {layer}; name layers from 0 (input of the first layer) "
+                    f"to {len(layers)} (input of the output head), or {len(layers) + 1} (output of the last "
+                    "layer before the final norm)."
                 )
         self.module, self.request = module, request
         self._seen: dict[int, list[Tensor]] = {}

@@ -125,8 +125,8 @@ class ModelBackend(RenewedBackend):
         old, new = (None if features is None else features.request for features in (self._reader, reader))
         if old != new and self.lengths:
             raise InvalidInput(
-                f"Of {len(self.lengths)} row(s) other features were kept than those of the layers "
-                f"{list(layers)}; call keep_features() before rows join."
+                f"{len(self.lengths)} row(s) have joined without the features of layers {list(layers)}; call "
+                "keep_features() before rows join."
             )
         self._reader = reader
 

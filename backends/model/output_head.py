@@ -65,10 +65,11 @@ class OutputHead:
         tokens = torch.zeros(flat.shape[:2], dtype=torch.int64, device=self._device)
         self._body.forward = lambda *_, **__: FixedBodyOutput(last_hidden_state=flat)
         logits: Tensor = self._model(input_ids=tokens, use_cache=False, return_dict=True).logits
-        # By its width: of no state at all, -1 would mean anything.
+        # By its width: -1 is ambiguous where there is no state.
         return logits.view(*states.shape[:-1], logits.shape[-1])
 
     def _error(self, model: Any, reason: str) -> UnsupportedModel:
         return UnsupportedModel(
-            f"{type(model).__name__} has no output head that stands alone ({reason}); use a draft model."
+            f"{type(model).__name__} has no output head that can be used separately ({reason}); use a draft "
+            "model."
         )

@@ -254,7 +254,7 @@ def _within(positions: Ints, counts: Sequence[int], max_length: int) -> Ints:
     for row, position in enumerate(positions.max(1)):
         if counts[row] and position >= max_length:
             raise InvalidInput(
-                f"A node of row {row} stands at position {position}, but the model's context holds "
+                f"A node of row {row} has position {position}, but the model's context holds "
                 f"{max_length} tokens; stop the row or grow a shallower tree."
             )
     return np.minimum(positions, max_length - 1)

@@ -29,12 +29,12 @@ Pair = tuple[Tensor, Tensor]
 
 
 class GivenLayer(CacheLayerMixin):
-    """Keys and values of one layer: the past ones as they were given, and those of the pass.
+    """Keys and values of one layer: the given past ones and the new ones of the pass.
 
     Attributes:
         past: keys and values, each `[rows, kv_heads, slots, head_dim]`.
-        new: those of the pass, `[rows, kv_heads, nodes, head_dim]`, behind those of passes before it that are
-            in no slot yet; None before the layer has run.
+        new: keys and values of the pass, `[rows, kv_heads, nodes, head_dim]`, after the keys and values
+            of earlier passes that are in no slot yet; None before the layer has run.
     """
 
     is_sliding = False
@@ -52,7 +52,7 @@ class GivenLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Keep the keys and values of the pass; returns them, behind the past ones where these are joined."""
+        """Keep the keys and values of the pass; returns them, after the past ones where both are joined."""
         self.new = key_states, value_states
         if self._before is not None:
             keys, values = self._before
@@ -170,10 +170,10 @@ def attend_apart(
         `[rows, nodes, heads, value_dim]` and None.
 
     Raises:
-        UnsupportedModel: the layer reads keys that are not those of the pass, or adds a bias.
+        UnsupportedModel: the layer reads keys that the pass does not have, or adds a bias.
     """
     if options.get("position_bias") is not None or attention_mask is None:
-        raise UnsupportedModel("its attention adds a bias of its own, or takes no mask")
+        raise UnsupportedModel("its attention adds a bias, or takes no mask")
     past_keys, past_values = _current.get().past_of(key)
     rows, heads, nodes, dim = query.shape
     kv_heads = key.shape[1]

@@ -51,7 +51,7 @@ class LevelsFunction(torch.nn.Module):
     past keys and values, as in `PassFunction`.
 
     It gives the tokens, parents and values of all candidates, `[rows, levels, candidates]` each, and for
-    every arena the keys and values of all nodes, those of the levels in their order.
+    every arena the keys and values of all nodes, level by level.
     """
 
     def __init__(self, function: PassFunction, sizes: LevelsSizes) -> None:

@@ -143,7 +143,7 @@ class Request:
         """Run the pass over these buffers: logits `[rows, wanted, vocab]`, and features, if they are read.
 
         Args:
-            bound: as many rows and slots as those of the shape.
+            bound: buffers with the rows and slots of the shape.
             wanted: nodes whose logits are given; None: all.
         """
         request, shape, dtype = self._request, self.shape, self._one.dtype
@@ -153,7 +153,7 @@ class Request:
             self._bound = bound
         if wanted is not None:
             self.wanted[:] = wanted
-        # Not memory that stands: the caller keeps them as long as it likes.
+        # New memory in each call, since the caller may keep the outputs.
         logits = torch.empty(shape.rows, shape.wanted, self._vocab, dtype=dtype)
         request.set_output_tensor(0, as_engine(logits))
         features = None
@@ -177,7 +177,7 @@ def see(mask: NDArray[np.float32], inputs: PassInputs, kind: str, *, slots: int,
         inputs: of the pass.
         kind: of attention layers.
         slots: of the buffers; what follows them are the nodes of the pass.
-        padding: nodes before those of the pass, which only see themselves.
+        padding: nodes before the pass's nodes; they only see themselves.
     """
     number = inputs.kinds.index(kind)
     bits, first = inputs.bits[number], inputs.first[number]

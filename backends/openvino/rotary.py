@@ -94,7 +94,7 @@ class Rotations:
     """
 
     def __init__(self, module: Any) -> None:
-        """Exchange those of `module`, which is changed."""
+        """Exchange the rotations of `module`, which is changed."""
         self.tables: list[Table] = []
         self._keys: list[Any] = []
         self._noting: Tensor | None = None

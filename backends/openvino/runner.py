@@ -158,7 +158,7 @@ class OpenVinoRunner(Runner):
         return self._values is not None and self._values.changed()
 
     def _steady(self, nodes: int) -> int:
-        """The nodes of a pass over `nodes`: those of a recent pass, where that takes little more.
+        """Returns the width of a pass over `nodes`: a recent pass's width, where that takes little more.
 
         A pass over other nodes than the last one's takes half as long again.
         """

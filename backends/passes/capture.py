@@ -219,7 +219,7 @@ class Captured(Runner):
             return
         first = shape.first if isinstance(shape, LevelsShape) else shape[0]
         log.info(
-            "Captured pass %d of %s: %d rows of %s behind texts of %s, in %.1f s.",
+            "Captured pass %d of %s: %d rows of %s after texts of %s, in %.1f s.",
             self.graphs,
             self._name,
             first.rows,

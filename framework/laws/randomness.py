@@ -212,10 +212,10 @@ def node_uniforms(uniforms: NDArray[np.float64], n: int) -> NDArray[np.float64]:
     return _counted(keys, np.zeros(keys.shape, dtype=np.int64), n)
 
 
-def ahead_of_rows(rngs: Sequence[UniformRandomness], n: int, *, behind: float = 0.0) -> NDArray[np.float64]:
+def ahead_of_rows(rngs: Sequence[UniformRandomness], n: int, *, past_end: float = 0.0) -> NDArray[np.float64]:
     """Returns the next `n` numbers of every stream, `[rows, n]`, and leaves them there.
 
-    Entries after the end of a tape are `behind`.
+    Entries after the end of a tape are `past_end`.
     """
     keys, used = [], []
     for rng in rngs:
@@ -225,7 +225,7 @@ def ahead_of_rows(rngs: Sequence[UniformRandomness], n: int, *, behind: float = 
         used.append(rng.used)
     else:
         return _counted(np.array(keys, dtype=np.uint64), np.array(used), n)
-    uniforms = np.full((len(rngs), n), behind)
+    uniforms = np.full((len(rngs), n), past_end)
     for row, rng in enumerate(rngs):
         numbers = rng.ahead(n).numpy()
         uniforms[row, : len(numbers)] = numbers

@@ -106,7 +106,7 @@ class Growth:
             for row, asked in enumerate(self._asked):
                 if not isinstance(asked, Opening | None):
                     raise InvalidTree(
-                        "A policy announced a plan and then asks for distributions; leave it out."
+                        "A policy announced a plan and then asks for distributions; leave the plan out."
                     )
                 answers.append(None if asked is None else followed[row].open(asked))
             self._ask(answers)

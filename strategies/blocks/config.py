@@ -85,12 +85,12 @@ class BlockConfig:
         if self.proposed > self.vocab_size:
             raise InvalidInput(
                 f"The block drafter proposes {self.proposed} tokens and its target has {self.vocab_size}; "
-                "its config names one of them wrongly."
+                "one of the two in its config is wrong; copy it again."
             )
         if self.proposed < self.vocab_size and not self.own_head:
             raise InvalidInput(
-                f"The block drafter proposes {self.proposed} of {self.vocab_size} tokens and has no output "
-                "head of its own, lm_head.weight; copy it again."
+                f"The block drafter proposes {self.proposed} of {self.vocab_size} tokens and has no separate "
+                "output head, lm_head.weight; copy it again."
             )
         if self.feature_width != self.hidden_size and not (self.own_embedding and self.own_head):
             raise InvalidInput(

@@ -54,7 +54,7 @@ def gru(described: Mapping[str, Any], where: str) -> dict[str, Any]:
     kept = described.get("pure_draft_prefix_len", 0)
     if type(kept) is not int or kept < 0:
         raise InvalidInput(
-            f"pure_draft_prefix_len is {kept!r:.60} in {where}; it is a whole number of 0 or more."
+            f"pure_draft_prefix_len is {kept!r:.60} in {where}; give a whole number of 0 or more."
         )
     return {
         "gru": whole_number(described, "gru_hidden_dim", where=where),
@@ -68,12 +68,12 @@ def mask_token(described: Mapping[str, Any], vocab_size: int, where: str) -> int
     """Returns the token of the slots after the root."""
     token = described.get("mask_token_id")
     if type(token) is not int or not 0 <= token < vocab_size:
-        raise InvalidInput(f"mask_token_id is {token!r:.60} in {where}; it is a token below {vocab_size}.")
+        raise InvalidInput(f"mask_token_id is {token!r:.60} in {where}; give a token below {vocab_size}.")
     return token
 
 
 def markov(
-    described: Mapping[str, Any], width: int, where: str, *, rank: int, confidence: bool, beside: bool
+    described: Mapping[str, Any], width: int, where: str, *, rank: int, confidence: bool, with_markov: bool
 ) -> dict[str, Any]:
     """The correction and the confidence head, as keywords of a `BlockConfig`.
 
@@ -83,23 +83,23 @@ def markov(
         where: their place, for messages.
         rank: of the correction where its key is missing.
         confidence: whether there is a confidence head, where its key is missing.
-        beside: whether it reads the correction too, where its key is missing.
+        with_markov: whether it reads the correction too, where its key is missing.
     """
     told = described.get("markov_rank")
     told = rank if told is None else told
     if type(told) is not int or not 0 <= told < 2**31:
-        raise InvalidInput(f"markov_rank is {told!r:.60} in {where}; it is an integer of 0 or more.")
+        raise InvalidInput(f"markov_rank is {told!r:.60} in {where}; give an integer of 0 or more.")
     kind: Markov = described.get("markov_head_type") or "vanilla"
     if kind not in MARKOV:
         raise InvalidInput(f"markov_head_type is {kind!r:.60} in {where}; {', '.join(MARKOV)} are supported.")
     # ModelOpt's name for it; its head always reads the correction too.
     other = switch(described, "use_confidence_head", where=where)
     there = switch(described, "enable_confidence_head", where=where, default=confidence or other)
-    with_markov = switch(described, "confidence_head_with_markov", where=where, default=beside or other)
+    reads = switch(described, "confidence_head_with_markov", where=where, default=with_markov or other)
     return {
         "markov_rank": told,
         "markov_type": kind,
-        "confidence": (width + told * with_markov) * there,
+        "confidence": (width + told * reads) * there,
     }
 
 

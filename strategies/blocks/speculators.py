@@ -51,7 +51,7 @@ def described(description: Mapping[str, Any], tensors: Collection[str], where: s
         )
     slides = [one == SLIDING for one in types]
     if any(slides) and (type(window) is not int or window < 1):
-        raise InvalidInput(f"sliding_window is {window!r:.60} in {where}; its layers need one.")
+        raise InvalidInput(f"sliding_window is {window!r:.60} in {where}; give its number of tokens.")
     free = switch(description, "sliding_window_non_causal", where=where)
     proposed = whole_number(
         description,
@@ -61,7 +61,7 @@ def described(description: Mapping[str, Any], tensors: Collection[str], where: s
         default=vocabulary if "draft_vocab_size" in description else None,
     )
     corrected = (
-        keys.markov(description, width, where, rank=256, confidence=True, beside=True) if spark else {}
+        keys.markov(description, width, where, rank=256, confidence=True, with_markov=True) if spark else {}
     )
     return BlockConfig(
         **layer,
@@ -163,5 +163,5 @@ def _whole(told: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _taps(ids: Any, where: str) -> tuple[int, ...]:
     """Layers named by what they read."""
     if not isinstance(ids, list) or not ids or not all(type(one) is int and one >= 0 for one in ids):
-        raise InvalidInput(f"{_TAPS} is {ids!r:.60} in {where}; it is a list of layers.")
+        raise InvalidInput(f"{_TAPS} is {ids!r:.60} in {where}; give a list of layers.")
     return tuple(ids)

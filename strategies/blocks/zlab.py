@@ -60,7 +60,7 @@ def described(description: Mapping[str, Any], tensors: Collection[str], where: s
     inner = description.get("dflash_config")
     inner = {} if inner is None else inner
     if not isinstance(inner, dict):
-        raise InvalidInput(f"dflash_config is {inner!r:.60} in {where}; it is a table of keys.")
+        raise InvalidInput(f"dflash_config is {inner!r:.60} in {where}; give a table of keys.")
     _OUTER.check(description, where=where)
     _INNER.check(inner, where=f"dflash_config of {where}")
     both = merged(description, inner, sorted(_ANYWHERE), where=where)
@@ -76,7 +76,7 @@ def described(description: Mapping[str, Any], tensors: Collection[str], where: s
     target_layers = (
         None if taps_told and both.get(of_target) is None else whole_number(both, of_target, where=where)
     )
-    corrected = keys.markov(both, width, where, rank=0, confidence=False, beside=False)
+    corrected = keys.markov(both, width, where, rank=0, confidence=False, with_markov=False)
     kinds = {str(inner.get("projector_type")), *_kinds(description)}
     if "domino" in kinds:
         corrected |= keys.gru(both, where)
@@ -199,7 +199,7 @@ def _taps(ids: Any, layers: int, target_layers: int | None, where: str) -> tuple
         if layers > 1:
             ids = [round(first + i * (last - first) / (layers - 1)) for i in range(layers)]
     if not isinstance(ids, list) or not ids or not all(type(one) is int for one in ids):
-        raise InvalidInput(f"target_layer_ids is {ids!r:.60} in {where}; it is a list of layers.")
+        raise InvalidInput(f"target_layer_ids is {ids!r:.60} in {where}; give a list of layers.")
     if target_layers is not None and not all(-1 <= one < target_layers for one in ids):
         raise InvalidInput(
             f"target_layer_ids is {ids!r:.60} in {where}; of {target_layers} layers it names -1 to "

@@ -171,9 +171,9 @@ def _unread(schema: Any) -> str | None:
     if any(keyword in schema for keyword in _ALONE):
         first = next(keyword for keyword in _ALONE if keyword in schema)
         beside = {first, "$defs", "definitions", "type", *_NOTES}
-        unread += [f"{keyword} beside {first}" for keyword in schema if keyword not in beside]
+        unread += [f"{keyword} together with {first}" for keyword in schema if keyword not in beside]
     if "pattern" in schema:
-        unread += [f"{name} beside pattern" for name in ("minLength", "maxLength") if name in schema]
+        unread += [f"{name} together with pattern" for name in ("minLength", "maxLength") if name in schema]
     if unread:
         return unread[0]
     for keyword, value in schema.items():

@@ -236,7 +236,7 @@ class MedusaHeads(DepthMarginals):
         ):
             raise InvalidInput(
                 f"Row {self._hidden.index(None)} has committed tokens, but its target gives no features of "
-                "them; give MedusaHeads a backend whose features nobody else takes."
+                "them; give MedusaHeads a backend whose features no other drafter takes."
             )
 
     def _guess(self, roots: Sequence[int | None]) -> Tensor:

@@ -124,7 +124,7 @@ class PEagle(FeatureMarginals):
             if len(states) != len(new):
                 raise InvalidInput(
                     f"Row {row} has committed {len(new)} token(s), and its target gives features of "
-                    f"{len(states)}; give PEagle a backend whose features nobody else takes."
+                    f"{len(states)}; give PEagle a backend whose features no other drafter takes."
                 )
             if not new:
                 continue

@@ -85,7 +85,7 @@ class SuffixIndex:
             raise InvalidInput("The corpus holds no token; give at least one document that is not empty.")
         corpus = np.concatenate(parts)
         if len(corpus) > _LARGEST:
-            raise InvalidInput(f"The corpus holds {len(corpus)} tokens; an index takes {_LARGEST} at most.")
+            raise InvalidInput(f"The corpus holds {len(corpus)} tokens; give at most {_LARGEST}.")
         return cls(corpus, _sorted(corpus, vocab_size).astype(np.uint32), vocab_size, vocabulary)
 
     @classmethod

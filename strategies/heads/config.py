@@ -83,7 +83,7 @@ class Eagle3Config:
         norm_before_residual: the residual is the normed state rather than the state itself.
         norm_before_fc: one norm on the concatenated features before they are projected.
         fc_norm: one norm a tap instead.
-        norm_output: what is recycled for the next depth is behind the last norm rather than before it.
+        norm_output: the state recycled for the next depth is taken after the last norm, not before it.
         query_key_norm: norms on queries and keys, a head each, as Qwen3 has them.
         attention_bias: queries, keys and values have a bias.
         output_bias: what attention puts out has one.
@@ -135,13 +135,13 @@ class Eagle3Config:
             )
         if self.draft_vocab_size > self.vocab_size:
             raise InvalidInput(
-                f"The head proposes {self.draft_vocab_size} tokens and its target has {self.vocab_size}; its "
-                "config names one of them wrongly."
+                f"The head proposes {self.draft_vocab_size} tokens and its target has {self.vocab_size}; one "
+                "of the two in its config is wrong; copy it again."
             )
         if not self.own_embedding and self.hidden_size != self.target_hidden_size:
             raise InvalidInput(
                 f"The head's width is {self.hidden_size} and its target's {self.target_hidden_size}, so it "
-                "needs a table of words of its own, embed_tokens.weight, which is missing."
+                "needs a separate embedding, embed_tokens.weight, which is missing; copy it again."
             )
         if not self.own_head and (self.hidden_size, self.draft_vocab_size) != (
             self.target_hidden_size,
@@ -149,10 +149,10 @@ class Eagle3Config:
         ):
             raise InvalidInput(
                 f"The head's width is {self.hidden_size} and it proposes {self.draft_vocab_size} tokens, so "
-                "it needs an output head of its own, lm_head.weight, which is missing; copy it again."
+                "it needs a separate output head, lm_head.weight, which is missing; copy it again."
             )
         if self.taps is not None and not self.taps:
-            raise InvalidInput("The head taps no layer of its target; its config names none.")
+            raise InvalidInput("The head's config names no layer of its target; copy it again.")
         if (kind := self.rope.get("rope_type", "default")) not in ROPE_TYPES:
             raise InvalidInput(
                 f"The head's rotation is {kind!r}, which changes as a text grows or is not known; heads with "

@@ -152,8 +152,8 @@ def biases(
 
     Args:
         layer: the table that describes the layers.
-        tensors: names of the file's.
-        prefix: what those of the first layer begin with.
+        tensors: names of the file's tensors.
+        prefix: the beginning of the first layer's names.
         where: both are stored, for messages.
         strict: the maker's class has the biases that the description names; SpecForge's has none in any case,
             so that the tensors decide.

@@ -133,13 +133,12 @@ class Eagle3Head(Module):
             return logits
         if not self.lent:
             raise InvalidInput(
-                "The head has no output head of its own, and was lent none; call borrow() with its target's "
-                "output_head first."
+                "The head has no output head yet; call borrow() with its target's output_head first."
             )
         return self.lent[0](states)
 
     def borrow(self, output: Callable[[Tensor], Tensor]) -> None:
-        """Use the target's output head, from states to logits, where it has none of its own."""
+        """Use the target's output head, from states to logits, where the file has none."""
         self.lent = [output]
 
     def target_logits(self, out: Tensor) -> Tensor:
@@ -151,6 +150,6 @@ class Eagle3Head(Module):
         return wide.index_copy_(-1, self.target_ids, logits)
 
     def recycled(self, out: Tensor) -> Tensor:
-        """The state that a token drafted behind `out` is paired with."""
+        """Returns the state that a token drafted after `out` is paired with."""
         states: Tensor = self.norm(out) if self.config.norm_output else out
         return states

@@ -102,7 +102,7 @@ def _names_in_safetensors(folder: Path) -> frozenset[str]:
     )
 
 
-# What tensors of language models begin with, and those of no head.
+# Names of a language model's tensors begin so; no head's do.
 _OF_MODELS = ("model.layers.", "transformer.h.", "backbone.layers.")
 _OF_HEADS = ("fc.weight", "hidden_norm.weight")
 
@@ -126,7 +126,9 @@ def check_no_model(folder: str | PathLike[str]) -> None:
 def _opened(folder: Path, file: str, take: Callable[[Any], T]) -> T:
     """Returns the result of `take` on a file of safetensors."""
     if Path(file).name != file:
-        raise InvalidInput(f"{INDEX} in {str(folder)!r} names {file!r:.60}, outside its folder.")
+        raise InvalidInput(
+            f"{INDEX} in {str(folder)!r} names {file!r:.60}, which lies outside its folder; copy it there."
+        )
     try:
         with safe_open(folder / file, framework="pt") as stored:
             return take(stored)

@@ -132,7 +132,7 @@ def _tie(description: Mapping[str, Any], stored: dict[str, Tensor], where: str) 
         stored["lm_head.weight"] = table.clone()
 
 
-# Angles that follow from the description, and copies of the target's that training alone reads.
+# Angles that follow from the description, and copies of the target's that only training reads.
 NOT_OURS = ("rotary_emb.inv_freq", "verifier_lm_head.weight", "verifier_norm.weight")
 
 
@@ -188,8 +188,8 @@ def load_weights(head: Module, stored: dict[str, Tensor], names: Mapping[str, st
     Args:
         head: the module.
         stored: tensors by the names of a file.
-        names: those of the module's parameters, by the names of the file.
-        where: the file stands, for messages.
+        names: names of the module's parameters, by the names of the file.
+        where: place of the file, for messages.
 
     Raises:
         InvalidInput: tensors that are missing, left over, of another shape or no floats, by name.

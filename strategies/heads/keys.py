@@ -16,7 +16,7 @@ import attrs
 
 from draftwood import InvalidInput
 
-# Names, places and versions; what training alone or `generate` alone reads; plans for several devices; sizes
+# Names, places and versions; what only training or only `generate` reads; plans for several devices; sizes
 # of experts, of which the tensors of a head show that it has none.
 WITHOUT_EFFECT = frozenset(
     {
@@ -130,7 +130,7 @@ class Table:
 
     Attributes:
         read: keys that the reader of the format looks at.
-        only: keys that are accepted for some values, besides those of `ONLY`.
+        only: keys that are accepted for some values, in addition to `ONLY`.
         kind: what the description is of, for messages.
     """
 

@@ -14,12 +14,14 @@ SCRATCH, TEXT = 64, 256
 
 
 class PairCache:
-    """Slots of keys and values, each `[rows, heads, slots, width]` of its own heads and width.
+    """Slots of keys and values, each `[rows, heads, slots, width]`.
+
+    Keys and values may differ in heads and width.
 
     Heads of a second layer follow the first layer's.
 
-    The first `scratch` slots of a row are for drafted pairs, by request number; that of the root, whose pair
-    belongs to the text, takes what pads a pass. Behind them lies one slot for every pair of the text.
+    The first `scratch` slots of a row are for drafted pairs, by request number; the root's, whose pair
+    belongs to the text, takes the padding of a pass. One slot for every pair of the text follows.
     """
 
     def __init__(self, rows: int, *, kept: tuple[HeadsAndWidth, HeadsAndWidth], like: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The rows of a head that drafts: pairs of the text are kept, and those of the draft dropped each round."""
+"""The rows of a head that drafts: pairs of the text are kept, and drafted pairs dropped each round."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Slots:
         cache: what is kept.
         rows: of the pass's pairs, `[rows, n]`.
         places: their slots, likewise.
-        mask: bool `[rows, n, slots]`, which slots they see; what lies behind is not read.
+        mask: bool `[rows, n, slots]`, which slots they see; later slots are not read.
     """
 
     cache: PairCache
@@ -54,7 +54,7 @@ class _Slots:
 class PairRows:
     """Rows of texts x_0 to x_(n-1), with a state for each of their tokens: the head's view of the features.
 
-    Pair i is state i beside token i + 1. The text has n - 1 of them, whose keys and values are cached; the
+    Pair i is state i with token i + 1. The text has n - 1 of them, whose keys and values are cached; the
     last state waits for the root, x_n. What is drafted lies in scratch slots, by request number, and is
     written over in the next round: accepted tokens are paired with the target's features and read anew.
     """
@@ -85,7 +85,7 @@ class PairRows:
     def _begin(self) -> None:
         """Forget what the round asked for."""
         rows, scratch = len(self), self._cache.scratch
-        # By request number; what stands behind those of a row means nothing.
+        # By request number; entries after a row's requests mean nothing.
         self._requested = np.zeros(rows, dtype=np.int64)
         self._depths = np.zeros((rows, scratch), dtype=np.int64)
         self._above = np.zeros((rows, scratch, scratch), dtype=np.bool_)  # each node's path, but for the root
@@ -126,12 +126,12 @@ class PairRows:
             if len(states[row]) != len(tokens[row]):
                 raise InvalidInput(
                     f"Row {row} has committed {len(tokens[row])} token(s), and its target gives features of "
-                    f"{len(states[row])}; give the drafter a backend whose features nobody else takes."
+                    f"{len(states[row])}; give the drafter a backend whose features no other drafter takes."
                 )
         if not longer:
             return
         before = {row: int(self._lengths[row]) for row in longer}
-        # State i stands before token i + 1, so a row's old last state comes first, and its new one waits.
+        # State i comes before token i + 1, so a row's old last state comes first, and its new one waits.
         read: list[int] = []
         beside: list[Tensor] = []
         of_row: list[int] = []

@@ -32,7 +32,7 @@ class PairAttention(Protocol):
         ...
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        """Let `queries` `[rows, heads, n, dim]` attend to keys and values made of those of `hold`.
+        """Let `queries` `[rows, heads, n, dim]` attend to keys and values made from the output of `hold`.
 
         Returns:
             `[rows, n, heads, dim of values]`.
@@ -102,7 +102,7 @@ class PairHead(Protocol):
         ...
 
     def recycled(self, out: Tensor) -> Tensor:
-        """The state that a token drafted behind `out` is paired with."""
+        """Returns the state that a token drafted after `out` is paired with."""
         ...
 
 
@@ -122,7 +122,7 @@ def grouped_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tenso
     rows, heads, count, dim = queries.shape
     shared = keys.shape[1]
     group = heads // shared
-    # Query heads of one key head stand behind each other, so that keys are not copied for each.
+    # Query heads of one key head follow each other, so that keys are not copied for each.
     folded = queries.reshape(rows, shared, group * count, dim)
     seen = mask.unsqueeze(1).repeat(1, 1, group, 1)
     out = scaled_dot_product_attention(folded, keys, values, attn_mask=seen, scale=scale)

@@ -49,7 +49,7 @@ class PEagleConfig:
         if self.mask_token_id >= self.head.vocab_size:
             raise InvalidInput(
                 f"The head's mask_token_id is {self.mask_token_id}, and its target has "
-                f"{self.head.vocab_size} tokens; its config names one of them wrongly."
+                f"{self.head.vocab_size} tokens; one of the two in its config is wrong."
             )
 
 
@@ -79,7 +79,7 @@ class _AfterKnown:
 class PEagleHead(Module):
     """A P-EAGLE head with the parameters of `config`.
 
-    Pairs are those of an EAGLE-3 head. Where the next token is not known, a pair holds the mask token and
+    It reads pairs as an EAGLE-3 head does. Where the next token is not known, a pair holds the mask token and
     what `mask_hidden` is projected to, in place of a recycled state: so no depth waits for the one before.
 
     Source: P-EAGLE, as speculators trains it.
@@ -111,17 +111,17 @@ class PEagleHead(Module):
         return self.head.taps_in(layers)
 
     def masked(self) -> Tensor:
-        """The state `[hidden_size]` beside the mask token."""
+        """Returns the state `[hidden_size]` that is paired with the mask token."""
         return self.head.project(self.mask_hidden.flatten())
 
     def read(
         self, embeddings: Tensor, states: Tensor, known: Sequence[Known], counts: Sequence[int]
     ) -> tuple[Tensor, list[Known]]:
-        """Read pairs behind those that are known, each one seeing all before it.
+        """Read pairs after the known ones, each one seeing all before it.
 
         Args:
             embeddings: of the tokens, `[rows, n, hidden_size]`.
-            states: beside them, likewise.
+            states: paired with them, likewise.
             known: of every row; none where it has no pair yet.
             counts: how many pairs of every row are no padding.
 
@@ -246,7 +246,7 @@ def described(
 def _mask(description: Mapping[str, Any], given: int | None, where: str) -> int:
     named = {key: description[key] for key in _MASKS if description.get(key) is not None}
     if odd := next((key for key, value in named.items() if type(value) is not int), None):
-        raise InvalidInput(f"{odd} is {named[odd]!r:.60} in {where}; it is a token of the target.")
+        raise InvalidInput(f"{odd} is {named[odd]!r:.60} in {where}; give a token of the target.")
     told = set(named.values())
     if len(told) > 1:
         raise InvalidInput(

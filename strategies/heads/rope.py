@@ -26,7 +26,7 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
 _MORE: Mapping[str, tuple[str, ...]] = {
     "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
 }
-# Three axes of positions, of images; those of a text are equal, so that it turns as it would without them.
+# Three axes of positions, of images; a text's are equal, so that it turns as it would without them.
 _AXES = ("mrope_section", "mrope_interleaved")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -117,7 +117,7 @@ def _rotation(
     partial = _one_value([table.get(_PARTIAL), description.get(_PARTIAL)], _PARTIAL, where)
     if partial is not None and (part := _number(partial, _PARTIAL, where)) != 1:
         if part > 1:
-            raise InvalidInput(f"{_PARTIAL} is {part} in {where}; a part of a head is 1 at most.")
+            raise InvalidInput(f"{_PARTIAL} is {part} in {where}; give a fraction of 1 at most.")
         told[_PARTIAL] = part
     if kind == "yarn" and table.get(_ORIGINAL) is None and longest is not None:
         told[_ORIGINAL] = longest

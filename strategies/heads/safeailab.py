@@ -130,7 +130,7 @@ def _nested(told: Any, where: str) -> Mapping[str, Any]:
     if told is None:
         return {}
     if not isinstance(told, dict):
-        raise InvalidInput(f"eagle_config is {told!r:.60} in {where}; it is a table of keys.")
+        raise InvalidInput(f"eagle_config is {told!r:.60} in {where}; give a table of keys.")
     _INNER.check(told, where=f"eagle_config of {where}")
     if told.get("use_aux_hidden_state", True) is not True:
         raise InvalidInput(

@@ -1,4 +1,4 @@
-"""The files of speculators (RedHatAI): switches beside a nested description, and the layer as `layers.0`."""
+"""The files of speculators (RedHatAI): switches next to a nested description, and the layer as `layers.0`."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def layer_table(description: Mapping[str, Any], where: str) -> dict[str, Any]:
     about = description.get("speculators_config")
     if about is not None:
         if not isinstance(about, dict):
-            raise InvalidInput(f"speculators_config is {about!r:.60} in {where}; it is a table of keys.")
+            raise InvalidInput(f"speculators_config is {about!r:.60} in {where}; give a table of keys.")
         _ABOUT.check(about, where=f"speculators_config of {where}")
     told = description.get("transformer_layer_config")
     if not isinstance(told, dict):

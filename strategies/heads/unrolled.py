@@ -26,9 +26,9 @@ def unrolled(
 ) -> Iterator[Tensor]:
     """Yields outputs of `head.step` at each place of a text, for every number of drafted tokens before it.
 
-    At depth d, place i stands for a draft that began d places before: the pairs up to i - d are those of the
-    text, and the last d ones hold the head's own recycled states beside the text's tokens. So its logits are
-    those of a node d levels below a root, where the draft is the text itself. Places below d mean nothing.
+    At depth d, place i stands for a draft that began d places before: the pairs up to i - d are the
+    text's, and the last d ones hold the head's own recycled states with the text's tokens. So its logits are
+    a node's d levels below a root, where the draft is the text itself. Places below d mean nothing.
 
     Args:
         head: the head.
@@ -58,7 +58,7 @@ def unrolled(
 
 
 class _Unrolled:
-    """Attention of a depth: the text's keys up to where the draft began, and those of the draft itself.
+    """Attention of a depth: the text's keys up to where the draft began, and the draft's own.
 
     A place sees one key of each earlier depth, one step nearer each time, so drafted keys are elementwise
     products rather than a matrix.

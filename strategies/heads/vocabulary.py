@@ -18,7 +18,7 @@ def target_ids_of(
         t2d: bool `[vocabulary]`, whether the head has it.
         proposed: tokens of the head.
         vocabulary: tokens of its target.
-        where: the maps stand, for messages.
+        where: place of the maps, for messages.
 
     Raises:
         InvalidInput: maps that are missing, of another shape, or differ from each other.

@@ -40,7 +40,7 @@ def best_shape(acceptance: Sequence[float], *, budget: int, depth: int) -> Shape
     """
     check_acceptance(acceptance)
     if budget < 1 or depth < 1:
-        raise InvalidInput(f"budget is {budget} and depth {depth}; give at least 1 of both.")
+        raise InvalidInput(f"budget is {budget} and depth {depth}; give at least 1 for both.")
     most = min(budget, len(acceptance))
     # values[m]: the best value below a judged node with m nodes to spend and the levels done so far.
     values = np.zeros(budget + 1)

@@ -1,4 +1,4 @@
-"""`--prompts` with OpenAI's batch files: requests with different settings, answers in OpenAI's shape."""
+"""`--data` with OpenAI's batch files: requests with different settings, answers in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def asked(draftwood, tmp_path):
         number = len(list(tmp_path.iterdir()))
         out = tmp_path / f"out{number}.jsonl"
         prompts = write(tmp_path / f"asked{number}.jsonl", *rows)
-        result = draftwood("generate", "--prompts", prompts, "--out", out, *words)
+        result = draftwood("generate", "--data", prompts, "--out", out, *words)
         assert result.exit_code == code, result.output
         found = answers(out)
         assert [one["custom_id"] for one in found] == [row["custom_id"] for row in rows]
@@ -233,7 +233,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prompt": None}, "prompt is null; give text"),
     ({"prompt": ["a", 5]}, "give text, tokens, or a list"),
     ({"prompt": [-1]}, "give text, tokens, or a list"),
-    ({"prompt": [5, 99999]}, "The prompt has the token 99999, and the target's are below 4096."),
+    (
+        {"prompt": [5, 99999]},
+        "The prompt has the token 99999, and the target's are below 4096; encode it",
+    ),
     ({"prompt": "word " * 5000}, "The prompt has 5001 tokens, and the target's texts have 2048 at most"),
     ({"model": "gpt-4o"}, "model is 'gpt-4o', and the target of this run is 'llama-7m'; name that."),
     ({"model": 5}, "model is 5; give the name of the target"),
@@ -301,7 +304,10 @@ def test_fields_that_change_nothing_are_taken(asked):
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
-        ([request("a"), request("b"), request("a")], "has the custom_id 'a' 2 times; give every request one"),
+        (
+            [request("a"), request("b"), request("a")],
+            "has the custom_id 'a' 2 times; give every request its own.",
+        ),
         (
             [request("a"), {**request("b"), "custom_id": ""}],
             'line 2: "custom_id" is ""; give every request its',
@@ -312,7 +318,7 @@ def test_fields_that_change_nothing_are_taken(asked):
 )
 def test_a_file_without_names_to_answer_to_is_refused(refused, tmp_path, rows, reason):
     prompts = write(tmp_path / "asked.jsonl", *rows)
-    assert reason in refused("generate", "--prompts", prompts, "--out", tmp_path / "out.jsonl")
+    assert reason in refused("generate", "--data", prompts, "--out", tmp_path / "out.jsonl")
     assert not (tmp_path / "out.jsonl.part").exists()
 
 
@@ -346,7 +352,7 @@ def test_a_batch_that_ended_early_goes_on_to_the_same_answers(draftwood, tmp_pat
     prompts, append = write(tmp_path / "asked.jsonl", *rows), Journal.append
 
     def run(out: Path) -> Any:
-        return draftwood("generate", "--prompts", prompts, "--out", out, *DEFAULT)
+        return draftwood("generate", "--data", prompts, "--out", out, *DEFAULT)
 
     def dying(self: Journal, record: Any) -> Any:
         if len(list(self.records())) == 4:

@@ -88,7 +88,7 @@ def test_hard_prompts_are_translations_and_questions_behind_passages(measure, tm
         assert len(zoo.tokenizer()(one.text)["input_ids"]) == pytest.approx(64, abs=2)
     result = measure("hard-prompts", tmp_path, tmp_path / "hard", "--prompts", 3)
     assert result.exit_code == 1
-    assert "has 2 prompts but count=3; give fewer." in result.stderr
+    assert "has 2 prompts but prompts=3; give fewer." in result.stderr
 
 
 def test_what_cannot_be_read_is_one_sentence(measure):
@@ -136,6 +136,8 @@ def test_the_help_parts_times_from_research_and_names_every_measurement(measure,
     assert {line.split()[1] for line in times.splitlines() if line.startswith("│")} == {
         *(
             "captured",
+            "engine-folders",
+            "engine-passes",
             "engines",
             "first-token",
             "gpu",

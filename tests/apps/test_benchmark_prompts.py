@@ -27,5 +27,5 @@ def test_held_out_prompts(tmp_path: Path) -> None:
     assert not {tuple(row.tolist()) for name in ("gsm8k", "humaneval") for row in found[name]} & {
         tuple(row.tolist()) for name in ("gsm8k", "humaneval") for row in others[name]
     }
-    with pytest.raises(InvalidInput, match="humaneval has 4 prompts but count=5"):
+    with pytest.raises(InvalidInput, match="humaneval has 4 prompts but prompts=5"):
         held_out.prompts(tmp_path, zoo.tokenizer(), count=5)

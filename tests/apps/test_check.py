@@ -337,7 +337,10 @@ def test_a_tree_too_large_to_visit_is_no_verdict(draftwood, mine, monkeypatch):
         (("mine:Star", "-o", "branchin=3"), "has no option 'branchin'; did you mean 'branching'?"),
         (("mine:Star", "-o", "branching=three"), "branching is 'three'; give an integer."),
         (("mine:NoLaws", "-o", "size=3"), "'NoLaws' has no option 'size'"),
-        (("mine:star", "-o", "branching=3"), "'star' is built already and takes no option 'branching'."),
+        (
+            ("mine:star", "-o", "branching=3"),
+            "'star' is built already and takes no option 'branching'; name its class.",
+        ),
         (("mine:star", "--expect", "copy=why"), "There is no check 'copy' here; did you mean 'copies'?"),
         (("mine:star", "--expect", "copies"), "The expected failure 'copies' has no reason; write"),
     ],

@@ -51,7 +51,7 @@ def here(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def texts(drafter: str = "draft") -> tuple[object, ...]:
     models = ("--target", "target", "--drafter", drafter)
-    return ("generate", *models, "--prompts", "prompts.txt", "--out", "work/out.jsonl", *TEXTS)
+    return ("generate", *models, "--data", "prompts.txt", "--out", "work/out.jsonl", *TEXTS)
 
 
 PART, OUT = Path("work/out.jsonl.part"), Path("work/out.jsonl")

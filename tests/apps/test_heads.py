@@ -136,7 +136,7 @@ def test_a_head_is_trained_reported_used_and_checked(draftwood, monkeypatch, tar
     )
     assert several.stdout == plain.stdout, several.output
 
-    checked = draftwood("check-head", target, head, "--count", 4, "--tokens", 12, "--depths", 2)
+    checked = draftwood("check-head", target, head, "--prompts", 4, "--tokens", 12, "--depths", 2)
     assert checked.exit_code in (0, 1), checked.output
     assert "as configured" in checked.stdout
     assert "norm_before_residual true" in checked.stdout
@@ -167,7 +167,7 @@ def test_a_block_drafter_is_trained_reported_and_used(draftwood, refused, target
     drafted = draftwood("generate", *prompt, "--drafter", head)
     assert drafted.stdout == plain.stdout, drafted.output
     assert models.drafter_of(str(head)) == ("block-heads", {"head": str(head)})
-    checked = draftwood("check-head", target, head, "--count", 4, "--tokens", 12, "--depths", 2)
+    checked = draftwood("check-head", target, head, "--prompts", 4, "--tokens", 12, "--depths", 2)
     assert checked.exit_code in (0, 1), checked.output
     for words in ("as configured", "causal true", "the root's slot guesses", "taps one layer lower (0)"):
         assert words in checked.stdout
@@ -212,7 +212,7 @@ def test_an_mtp_layer_is_trained_used_and_checked(draftwood, refused, target, te
     for drafter in ((layer,), ("mtp", "-o", f"head={layer}")):
         drafted = draftwood("generate", *prompt, "--drafter", *drafter)
         assert drafted.stdout == plain.stdout, drafted.output
-    checked = draftwood("check-head", target, layer, "--count", 4, "--tokens", 12, "--depths", 2)
+    checked = draftwood("check-head", target, layer, "--prompts", 4, "--tokens", 12, "--depths", 2)
     assert checked.exit_code in (0, 1), checked.output
     assert "embedding and state exchanged" in checked.stdout
     assert "model_type is 'llama'" in refused("generate", *prompt[:4], "--target", target, "--drafter", "mtp")

@@ -109,12 +109,12 @@ def test_only_the_layers_stay_on_the_disk(tmp_path: Path) -> None:
 def test_what_cannot_be_offloaded_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"offload are for folders and hub names"):
         load(zoo.load("llama-7m"), offload=tmp_path)
-    with pytest.raises(InvalidInput, match=r"device 'auto' decides that; name one"):
+    with pytest.raises(InvalidInput, match=r"device 'auto' chooses their place; give one of the two"):
         load(ZOO / "llama-7m", device="auto", offload=tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(InvalidInput, match=r"folder .*file/below cannot be made .*; name another"):
         load(ZOO / "llama-7m", device="cpu", offload=tmp_path / "file" / "below")
-    with pytest.raises(UnsupportedModel, match=r"layout of its own that is read whole"):
+    with pytest.raises(UnsupportedModel, match=r"another layout than transformers' and is read whole"):
         load(checkpoint("mamba2", tmp_path / "own"), device="cpu", offload=tmp_path)
     with pytest.raises(
         UnsupportedModel, match="has weights that are streamed, so its passes are not captured"

@@ -55,14 +55,14 @@ def test_a_mark_before_the_one_prompt(draftwood, tmp_path, how):
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
-@pytest.mark.parametrize("option", ["--prompts", "--prompt-file", "--data", "--file", "index"])
+@pytest.mark.parametrize("option", ["generate", "--prompt-file", "bench", "--file", "index"])
 def test_utf_16_is_refused_in_one_sentence(refused, tmp_path, encoding, option):
     file = tmp_path / ("run.toml" if option == "--file" else "prompts.txt")
     file.write_bytes("Once upon a time, there was a king.\n".encode(encoding))
     words = {
-        "--prompts": ["generate", "--prompts", file, "--out", tmp_path / "out.jsonl"],
+        "generate": ["generate", "--data", file, "--out", tmp_path / "out.jsonl"],
         "--prompt-file": ["generate", "--prompt-file", file],
-        "--data": ["bench", "--data", file, "--to", tmp_path / "run"],
+        "bench": ["bench", "--data", file, "--to", tmp_path / "run"],
         "--file": ["bench", "--file", file, "--to", tmp_path / "run"],
         "index": ["index", file, "--out", tmp_path / "index"],
     }[option]
@@ -72,7 +72,7 @@ def test_utf_16_is_refused_in_one_sentence(refused, tmp_path, encoding, option):
 def test_bytes_that_are_no_utf_8_are_told_with_their_place(refused, tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_bytes("Grüße\nein Weg\n".encode() + "für".encode("latin-1"))
-    said = refused("generate", "--prompts", file, "--out", tmp_path / "out.jsonl")
+    said = refused("generate", "--data", file, "--out", tmp_path / "out.jsonl")
     assert "is not UTF-8 text (line 3, byte 2)" in said
 
 
@@ -85,7 +85,7 @@ def test_half_a_character_is_its_lines_error_and_the_rest_goes_on(draftwood, tmp
     ]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
     out = tmp_path / "out.jsonl"
-    run = ("generate", "--prompts", tmp_path / "prompts.jsonl", "--out", out, *OPTIONS)
+    run = ("generate", "--data", tmp_path / "prompts.jsonl", "--out", out, *OPTIONS)
     result = draftwood(*run)
     assert result.exit_code == 1
     column = lines[1].index("\\ud83d") + 1
@@ -113,7 +113,7 @@ def test_half_a_character_is_its_lines_error_and_the_rest_goes_on(draftwood, tmp
 def test_half_a_character_in_plain_text(draftwood, tmp_path):
     (tmp_path / "prompts.txt").write_bytes(b"Hello\nhalf \xed\xa0\xbd of one\n")
     out = tmp_path / "out.jsonl"
-    assert draftwood("generate", "--prompts", tmp_path / "prompts.txt", "--out", out, *OPTIONS).exit_code == 1
+    assert draftwood("generate", "--data", tmp_path / "prompts.txt", "--out", out, *OPTIONS).exit_code == 1
     first, second = read_lines(out)
     assert first["finish_reason"] == "length"
     assert second["refused"].startswith("Line 2 of the prompts, column 6: a lone surrogate")
@@ -153,7 +153,7 @@ def test_a_line_longer_than_the_positions_is_never_read(draftwood, tmp_path, mon
     watched.__class__ = Watched
     monkeypatch.setattr(zoo, "tokenizer", lambda: watched)
     out = tmp_path / "out.jsonl"
-    result = draftwood("generate", "--prompts", tmp_path / "prompts.txt", "--out", out, *OPTIONS)
+    result = draftwood("generate", "--data", tmp_path / "prompts.txt", "--out", out, *OPTIONS)
     assert result.exit_code == 1
     first, second, third = read_lines(out)
     assert first["prompt_tokens"] == 3
@@ -251,7 +251,7 @@ def test_fields_that_are_not_known_come_out_again(draftwood, tmp_path):
     ]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
     out = tmp_path / "out.jsonl"
-    run = ("generate", "--prompts", tmp_path / "prompts.jsonl", "--out", out, *OPTIONS)
+    run = ("generate", "--data", tmp_path / "prompts.jsonl", "--out", out, *OPTIONS)
     assert draftwood(*run).exit_code == 0
     found = read_lines(out)
     for row, line in zip(asked, found, strict=True):
@@ -259,7 +259,7 @@ def test_fields_that_are_not_known_come_out_again(draftwood, tmp_path):
         assert line.keys() - row.keys() == WRITTEN - {"refused"}
     (tmp_path / "sums.jsonl").write_text('{"question": "1 + 2?", "answer": "#### 3", "level": "easy"}\n')
     out = tmp_path / "sums-out.jsonl"
-    assert draftwood("generate", "--prompts", tmp_path / "sums.jsonl", "--out", out, *OPTIONS).exit_code == 0
+    assert draftwood("generate", "--data", tmp_path / "sums.jsonl", "--out", out, *OPTIONS).exit_code == 0
     (line,) = read_lines(out)
     assert (line["question"], line["answer"], line["level"]) == ("1 + 2?", "#### 3", "easy")
     assert line["prompt"] == "Question: 1 + 2?\nAnswer:"
@@ -283,9 +283,7 @@ def test_fields_that_are_not_known_come_out_again(draftwood, tmp_path):
 )
 def test_fields_that_cannot_be_kept(refused, tmp_path, line, reason):
     (tmp_path / "prompts.jsonl").write_text(line)
-    assert reason in refused(
-        "generate", "--prompts", tmp_path / "prompts.jsonl", "--out", tmp_path / "o.jsonl"
-    )
+    assert reason in refused("generate", "--data", tmp_path / "prompts.jsonl", "--out", tmp_path / "o.jsonl")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["prompts.jsonl"]
 
 

@@ -158,7 +158,7 @@ def read(name):
 
 
 def generate(draftwood, prompts, out, *words):
-    return draftwood("generate", "--prompts", prompts, "--out", out, *OPTIONS, *SHORT, *words)
+    return draftwood("generate", "--data", prompts, "--out", out, *OPTIONS, *SHORT, *words)
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_workers_that_die_again_and_again_end_in_a_sentence_and_the_run_goes_on(
     ],
 )
 def test_what_a_worker_cannot_load_is_its_own_sentence(draftwood, cluster, words, sentence):
-    run = ["generate", "--prompts", "few.txt", "--out", "loads.jsonl", "--ray", cluster.address]
+    run = ["generate", "--data", "few.txt", "--out", "loads.jsonl", "--ray", cluster.address]
     result = draftwood(*run, "--workers", 1, *words)
     assert result.exit_code == 1
     _, said = result.stderr.splitlines()
@@ -229,7 +229,7 @@ def test_what_a_worker_cannot_load_is_its_own_sentence(draftwood, cluster, words
 
 
 def test_a_cluster_that_is_not_there(refused):
-    run = ["generate", "--prompts", "few.txt", "--out", "gone.jsonl", "--ray", "127.0.0.1:1"]
+    run = ["generate", "--data", "few.txt", "--out", "gone.jsonl", "--ray", "127.0.0.1:1"]
     assert "Nobody listens at '127.0.0.1:1' (" in refused(*run)
 
 
@@ -272,7 +272,7 @@ def test_a_cluster_that_goes_away_ends_in_a_sentence_and_the_run_goes_on_without
     Path("slow-always").touch()  # in both workers: a quick one might be through before the cluster is gone
     lost = Cluster(folder)
     running = start(
-        "generate", "--prompts", "few.txt", "--out", "lost.jsonl", *OPTIONS, *SHORT, "--ray", lost.address
+        "generate", "--data", "few.txt", "--out", "lost.jsonl", *OPTIONS, *SHORT, "--ray", lost.address
     )
     part = Path("lost.jsonl.part")
     while not part.exists() or part.read_bytes().count(b"\n") < 5:

@@ -200,18 +200,18 @@ FILES: dict[str, tuple[str, str, Callable[[Path], list[object]]]] = {
     "a prompt": (
         "p.jsonl",
         json.dumps({EVIL: 1}),
-        lambda at: ["generate", "--prompts", at / "p.jsonl", "--out", at / "o.jsonl"],
+        lambda at: ["generate", "--data", at / "p.jsonl", "--out", at / "o.jsonl"],
     ),
     "a part": (
         "o.jsonl.part",
         json.dumps({"format": "draftwood-texts", "version": EVIL}) + "\n",
-        lambda at: ["generate", "--prompts", at / "ok.txt", "--out", at / "o.jsonl"],
+        lambda at: ["generate", "--data", at / "ok.txt", "--out", at / "o.jsonl"],
     ),
     "a batch": (
         "p.jsonl",
         json.dumps({"custom_id": EVIL, "method": "GET", "url": EVIL, "body": {EVIL: 1}}) + "\n"
         + json.dumps({"custom_id": EVIL, "body": {}}),
-        lambda at: ["generate", "--prompts", at / "p.jsonl", "--out", at / "o.jsonl"],
+        lambda at: ["generate", "--data", at / "p.jsonl", "--out", at / "o.jsonl"],
     ),
     "a head": (
         "config.json",

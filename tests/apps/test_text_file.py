@@ -1,4 +1,4 @@
-"""`draftwood generate --prompts FILE --out FILE`: every text once, in order, whatever broke the run off."""
+"""`draftwood generate --data FILE --out FILE`: every text once, in order, whatever broke the run off."""
 
 import errno
 import json
@@ -42,7 +42,7 @@ def whole(draftwood, prompts, tmp_path_factory):
     if PEACE:
         return PEACE
     out = tmp_path_factory.mktemp("peace") / "whole.jsonl"
-    result = draftwood("generate", "--prompts", prompts, "--out", out, "--seed", 7, *OPTIONS)
+    result = draftwood("generate", "--data", prompts, "--out", out, "--seed", 7, *OPTIONS)
     assert result.exit_code == 0, result.output
     assert result.stdout == ""
     assert result.stderr.startswith("6 texts, 30 tokens in ")
@@ -68,7 +68,7 @@ def test_every_line_is_the_text_of_its_prompt_as_rows_of_one_call_write_it(
     lines = tmp_path / "prompts.jsonl"
     lines.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
     out = tmp_path / "one.jsonl"
-    draftwood("generate", "--prompts", lines, "--out", out, "--seed", 7, *OPTIONS[:-1], 1)
+    draftwood("generate", "--data", lines, "--out", out, "--seed", 7, *OPTIONS[:-1], 1)
     assert texts(read(out)) == whole
     statistics = read(out)[0]["statistics"]
     assert statistics["new_tokens"] == 5
@@ -96,7 +96,7 @@ def test_a_run_that_broke_off_goes_on(draftwood, prompts, whole, tmp_path, monke
         kept.append(record["number"])
         return append(self, record)
 
-    run = ("generate", "--prompts", prompts, "--out", out, *OPTIONS)
+    run = ("generate", "--data", prompts, "--out", out, *OPTIONS)
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "append", dying)
         if left == 6:  # when the last text is written, before the file of all of them
@@ -120,7 +120,7 @@ def test_a_run_killed_between_the_file_and_the_end_of_the_part(
     draftwood, prompts, whole, tmp_path, monkeypatch
 ):
     out = tmp_path / "out.jsonl"
-    run = ("generate", "--prompts", prompts, "--out", out, *OPTIONS, "--seed", 7)
+    run = ("generate", "--data", prompts, "--out", out, *OPTIONS, "--seed", 7)
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "remove", killed)
         draftwood(*run)
@@ -135,8 +135,8 @@ def test_another_run_is_refused_in_one_sentence(draftwood, refused, prompts, tmp
     out = tmp_path / "out.jsonl"
     with monkeypatch.context() as patched:
         patched.setattr(text_file, "write_bytes", killed)
-        draftwood("generate", "--prompts", prompts, "--out", out, *OPTIONS, "--seed", 7)
-    run = ("generate", "--prompts", prompts, "--out", out)
+        draftwood("generate", "--data", prompts, "--out", out, *OPTIONS, "--seed", 7)
+    run = ("generate", "--data", prompts, "--out", out)
     assert "temperature was 0.8 and is 0.5" in refused(*run, *OPTIONS, "--temperature", 0.5)
     assert "seed was 7 and is 8" in refused(*run, *OPTIONS, "--seed", 8)
     assert 'option was ["budget=4"] and is null' in refused(*run, *OPTIONS[:4])
@@ -154,21 +154,21 @@ def test_another_run_is_refused_in_one_sentence(draftwood, refused, prompts, tmp
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--prompts", "{prompts}"], "--prompts needs --out"),
-        (["--prompts", "{prompts}", "--out", "texts.txt"], "give a file that ends in .jsonl"),
-        (["--prompts", "{prompts}", "--out", "{there}"], "is there already; name another file"),
-        (["--prompts", "{prompts}", "--out", "{new}", "--prompt", "x"], "it does not go with --prompt."),
-        (["--prompts", "{prompts}", "--out", "{new}", "--json"], "it does not go with --json."),
-        (["--prompts", "{prompts}", "--out", "{new}", "--workers", "2"], "--workers goes with --ray"),
+        (["--data", "{prompts}"], "--data needs --out"),
+        (["--data", "{prompts}", "--out", "texts.txt"], "give a file that ends in .jsonl"),
+        (["--data", "{prompts}", "--out", "{there}"], "is there already; name another file"),
+        (["--data", "{prompts}", "--out", "{new}", "--prompt", "x"], "it does not go with --prompt."),
+        (["--data", "{prompts}", "--out", "{new}", "--json"], "it does not go with --json."),
+        (["--data", "{prompts}", "--out", "{new}", "--workers", "2"], "--workers goes with --ray"),
         (
-            ["--prompts", "{prompts}", "--out", "{new}", "--ray", "auto", "--offload", "o"],
+            ["--data", "{prompts}", "--out", "{new}", "--ray", "auto", "--offload", "o"],
             "one process's folder",
         ),
-        (["--prompts", "{missing}", "--out", "{new}"], "cannot be read"),
-        (["--prompts", "{empty}", "--out", "{new}"], "holds no prompt"),
-        (["--prompts", "{turns}", "--out", "{new}"], "prompt 1 is a conversation of several turns"),
-        (["--prompt", "x", "--out", "{new}"], "--out goes with --prompts"),
-        (["--prompt", "x", "--ray", "auto"], "--ray goes with --prompts"),
+        (["--data", "{missing}", "--out", "{new}"], "cannot be read"),
+        (["--data", "{empty}", "--out", "{new}"], "holds no prompt"),
+        (["--data", "{turns}", "--out", "{new}"], "prompt 1 is a conversation of several turns"),
+        (["--prompt", "x", "--out", "{new}"], "--out goes with --data"),
+        (["--prompt", "x", "--ray", "auto"], "--ray goes with --data"),
     ],
 )
 def test_what_does_not_go_together(refused, prompts, tmp_path, words, sentence):
@@ -191,7 +191,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on(draftwood, prompts, who
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         sync(handle)
 
-    run = ("generate", "--prompts", prompts, "--out", out, *OPTIONS, "--seed", 7)
+    run = ("generate", "--data", prompts, "--out", out, *OPTIONS, "--seed", 7)
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
         result = draftwood(*run)
@@ -220,7 +220,7 @@ def test_a_prompt_that_does_not_fit_is_refused_and_the_others_are_written(
     monkeypatch.setattr(PackedBackend, "extend", small)
     prompts.write_text("\n".join([*PROMPTS[:4], "word " * 100, *PROMPTS[4:]]))
     out = tmp_path / "out.jsonl"
-    result = draftwood("generate", "--prompts", prompts, "--out", out, *OPTIONS, "--seed", 7)
+    result = draftwood("generate", "--data", prompts, "--out", out, *OPTIONS, "--seed", 7)
     assert result.exit_code == 1
     assert "1 of 7 prompts were refused; number 4, the first, because: The device ran out" in result.stderr
     lines = texts(read(out))
@@ -236,7 +236,7 @@ def test_a_prompt_that_does_not_fit_is_refused_and_the_others_are_written(
 
 def test_without_ray_its_option_is_one_sentence(refused, prompts, tmp_path, monkeypatch):
     monkeypatch.setattr(on_ray, "find_spec", lambda _: None)
-    run = ("generate", "--prompts", prompts, "--out", tmp_path / "out.jsonl", "--ray", "auto")
+    run = ("generate", "--data", prompts, "--out", tmp_path / "out.jsonl", "--ray", "auto")
     assert "pip install 'draftwood[ray]'" in refused(*run)
     assert not list(tmp_path.glob("out*"))
 
@@ -251,7 +251,7 @@ def test_texts_that_a_machine_without_memory_refuses_are_not_lost(draftwood, pro
             raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate")
         return extend(self, tokens, *rest)
 
-    run = ("generate", "--prompts", prompts, "--out", out, *OPTIONS, "--seed", 7)
+    run = ("generate", "--data", prompts, "--out", out, *OPTIONS, "--seed", 7)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(PackedBackend, "extend", none)
         result = draftwood(*run)

@@ -334,7 +334,9 @@ def test_nobody_asks_and_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> Non
         backend.extend(torch.tensor([[1]]), torch.tensor([[-1]]))
         with pytest.raises(UnsupportedModel, match="call keep_features"):
             backend.take_features()
-        with pytest.raises(InvalidInput, match=r"Of 1 row\(s\) other features were kept .* before rows join"):
+        with pytest.raises(
+            InvalidInput, match=r"1 row\(s\) have joined without the features .* before rows join"
+        ):
             backend.keep_features([1])
         backend.keep_features([])
         backend.release()
@@ -345,7 +347,7 @@ def test_nobody_asks_and_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        (([4],), r"no features of layer 4; those of 0 \(.*\) to 2 \(.*\) and 3"),
+        (([4],), r"no features of layer 4; name layers from 0 \(.*\) to 2 \(.*\), or 3"),
         (([-1],), "no features of layer -1"),
         (([0], 0), "last is 0"),
     ],
@@ -391,7 +393,7 @@ def test_a_head_that_does_not_stand_alone(monkeypatch: pytest.MonkeyPatch) -> No
         return output
 
     monkeypatch.setattr(type(model), "forward", adds)
-    with pytest.raises(UnsupportedModel, match=r"no output head that stands alone \(its logits"):
+    with pytest.raises(UnsupportedModel, match=r"no output head that can be used separately \(its logits"):
         backend.output_head(torch.zeros(1, 32))
 
 

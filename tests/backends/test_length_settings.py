@@ -113,7 +113,7 @@ def test_families_of_unusual_caches_go_by_paths(family: str, caplog: pytest.LogC
 @pytest.mark.parametrize(
     ("family", "words"),
     [
-        ("idefics", "gives no logits for words alone"),
+        ("idefics", "gives no logits for a prompt of tokens only"),
         ("openai-gpt", "keeps no cache, so it reads the whole text again"),
         ("minimax", "Layer 1 of MiniMaxForCausalLM is recurrent, but none of its parts"),
     ],

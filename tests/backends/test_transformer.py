@@ -252,7 +252,7 @@ def test_the_context_is_held_to_the_token(model: Any) -> None:
     # More nodes than there is room for are fine as long as none stands too deep.
     both.extend([[(i, -1) for i in range(6)], [(1, -1)]])
     both.extend([[(1, 0), (2, 6)], [(2, 0)]])
-    with pytest.raises(InvalidInput, match="row 0 stands at position 12.*holds 12"):
+    with pytest.raises(InvalidInput, match="row 0 has position 12.*holds 12"):
         both.backend.extend(torch.tensor([[1], [1]]), torch.tensor([[7], [0]]))
     both.commit([[0, 6, 7], [0]])
     assert both.backend.lengths == [12, 2]

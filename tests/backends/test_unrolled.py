@@ -83,7 +83,7 @@ def test_context_and_memory_errors_leave_the_state(monkeypatch: pytest.MonkeyPat
     both = mirror(model)
     both.backend.max_length = 9
     both.prefill([words(6), words(2)])
-    with pytest.raises(InvalidInput, match="row 0 stands at position 9.*holds 9"):
+    with pytest.raises(InvalidInput, match="row 0 has position 9.*holds 9"):
         both.backend.extend(torch.tensor([[1, 1, 1, 1], [2, 2, 2, 2]]), torch.tensor([[-1, 0, 1, 2]] * 2))
 
     def fail(*args: Any, **kwargs: Any) -> None:

@@ -11,6 +11,7 @@ from draftwood.strategies.policies.cost_aware import CostAware
 from draftwood.strategies.policies.dynamic_depth import DynamicDepth
 from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
+from draftwood.strategies.policies.throughput_dyspec import ThroughputDySpec
 from draftwood.testing import ToyModel, checks_for
 from draftwood.testing.models.small_strategies import small_policies
 from draftwood.testing.proofs.row_isolation import assert_rows_isolated
@@ -27,6 +28,7 @@ LEARNERS = [
     DynamicDepth(DynaTree(1, 3, 2, 4, warmup=1), 0.6),
     DynamicDepth(CostAware("layered-dyspec", (0, 2, 4)), 0.3, history=False),
     CostAware("layered-dyspec", (0, 2, 4)),
+    ThroughputDySpec(4),
     CostAware(LayeredDySpec(1, law="top-k"), (0, 2, 4)),
 ]
 learners = pytest.mark.parametrize("policy", LEARNERS, ids=lambda one: type(one).__name__)

@@ -299,9 +299,9 @@ def test_sglangs_arguments_are_spelled_as_the_function_spells_them():
 
 
 def test_a_signature_that_an_adapter_does_not_know_is_no_verdict():
-    with pytest.raises(InvalidInput, match="does not take that"):
+    with pytest.raises(InvalidInput, match="does not take the arguments that the adapter gives it"):
         vllm_sampler(lambda tokens, counts: tokens)
-    with pytest.raises(InvalidInput, match="does not take that"):
+    with pytest.raises(InvalidInput, match="does not take the arguments that the adapter gives it"):
         prove_sampler(sglang_sampler(lambda *, predicts: None), parents=(0, 0, 1), uniforms=5)
 
 

@@ -34,7 +34,9 @@ def prove(sampler: Any, **options: Any) -> None:
 @pytest.fixture(autouse=True, scope="module")
 def interpreter() -> None:
     if not torch.cuda.is_available():
-        from tests.peers import interpreted_triton  # noqa: F401
+        from tests.peers.interpreted_triton import interpret_triton
+
+        interpret_triton()
 
 
 @pytest.fixture

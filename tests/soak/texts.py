@@ -16,7 +16,7 @@ def _words(folder: Path) -> list[object]:
     prompts = folder / "prompts.txt"
     if not prompts.exists():
         prompts.write_text("".join(f"Count from {n} to {n + 5}:\n" for n in range(PROMPTS)))
-    return ["generate", "--prompts", prompts, "--out", folder / "out.jsonl", *WORDS]
+    return ["generate", "--data", prompts, "--out", folder / "out.jsonl", *WORDS]
 
 
 def _texts(folder: Path) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ def chances(law):
     outside, inside = (np.zeros(n) if of is None else of for of in (columns.outside, columns.inside))
     for members in itertools.combinations(range(n), law.count):
         others = [token for token in range(n) if token not in members]
-        mark = columns.beside + outside[others].sum() + inside[list(members)].sum()
+        mark = columns.constant + outside[others].sum() + inside[list(members)].sum()
         weights[members] = float(np.prod(columns.odds[list(members)]) * mark)
     total = math.fsum(weights.values())
     return {members: weight / total for members, weight in weights.items()}

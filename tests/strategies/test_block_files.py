@@ -125,12 +125,12 @@ def test_defaults_of_the_taps_and_keys_at_the_top() -> None:
         (described(dflash_config=3), "dflash_config is 3"),
         (described(block_size=None), "block_size is None in here"),
         (described(hidden_size=True), "hidden_size is True in here"),
-        (changed({"mask_token_id": 23}), "mask_token_id is 23 in here; it is a token below 23"),
+        (changed({"mask_token_id": 23}), "mask_token_id is 23 in here; give a token below 23"),
         (
             changed({"target_layer_ids": [5]}),
             r"ids is \[5\] in here; of 5 layers it names -1 to 4",
         ),
-        (changed({"target_layer_ids": "1"}), "it is a list of layers"),
+        (changed({"target_layer_ids": "1"}), "give a list of layers"),
         (described(layer_types=["full_attention"]), "layer_types is"),
         (described(layer_types=MIXED), "The window is None"),
         (described(rope_parameters={"rope_type": "longrope"}), "rotation is 'longrope'"),
@@ -220,10 +220,10 @@ def test_what_speculators_files_leave_out() -> None:
         (of_layers(attention_bias=True), "attention_bias is True"),
         (of_layers(model_type="llama"), "model_type is 'llama' in here; layers of qwen3"),
         (of_layers(layer_types=["full_attention"]), "layer_types is"),
-        (of_layers(sliding_window=None), "sliding_window is None in here; its layers need one"),
+        (of_layers(sliding_window=None), "sliding_window is None in here; give its number of tokens"),
         (of_speculators(transformer_layer_config=None), "transformer_layer_config is None"),
         (of_speculators(aux_hidden_state_layer_ids=None), "aux_hidden_state_layer_ids is None"),
-        (of_speculators(aux_hidden_state_layer_ids=[-1]), r"is \[-1\] in here; it is a list of layers"),
+        (of_speculators(aux_hidden_state_layer_ids=[-1]), r"is \[-1\] in here; give a list of layers"),
         (of_speculators(target_hidden_size=32), "target_hidden_size is 32 in here, and the head's width is"),
         (of_speculators(mask_token_id=None), "mask_token_id is None"),
         (of_speculators(draft_vocab_size=24), "proposes 24 tokens and its target has 23"),
@@ -240,7 +240,7 @@ def test_a_description_of_speculators_that_is_not_served_is_refused(
 
 
 def test_maps_and_tables_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"19 of 23 tokens and has no output head of its own, lm_head"):
+    with pytest.raises(InvalidInput, match=r"19 of 23 tokens and has no separate output head, lm_head"):
         speculators.described(of_speculators(), (), "here")
     save_block(random_head(KINDS["map"]), tmp_path, target="big", format="speculators")
     file = tmp_path / "model.safetensors"

@@ -204,10 +204,13 @@ def test_what_cannot_be_served_is_one_sentence(adapter, what):
         ({"allOf": [{"type": "integer"}]}, "'allOf'"),
         ({"oneOf": [{"type": "integer"}]}, "'oneOf'"),
         ({"type": "integer", "multipleOf": 3}, "'multipleOf'"),
-        ({"type": "string", "pattern": "a+", "maxLength": 3}, "'maxLength beside pattern'"),
-        ({"enum": ["a", "bb"], "minLength": 2}, "'minLength beside enum'"),
-        ({"$ref": "#/$defs/a", "maximum": 3, "$defs": {"a": {"type": "integer"}}}, "'maximum beside .ref'"),
-        ({"anyOf": [{"type": "integer"}], "maximum": 3}, "'maximum beside anyOf'"),
+        ({"type": "string", "pattern": "a+", "maxLength": 3}, "'maxLength together with pattern'"),
+        ({"enum": ["a", "bb"], "minLength": 2}, "'minLength together with enum'"),
+        (
+            {"$ref": "#/$defs/a", "maximum": 3, "$defs": {"a": {"type": "integer"}}},
+            "'maximum together with .ref'",
+        ),
+        ({"anyOf": [{"type": "integer"}], "maximum": 3}, "'maximum together with anyOf'"),
         ({"type": "integer", "madeUp": 3}, "'madeUp'"),
     ],
 )

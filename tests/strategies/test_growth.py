@@ -7,6 +7,7 @@ import torch
 
 from draftwood import CounterRandomness
 from draftwood.protocols import registry
+from draftwood.strategies.policies.batch_dyspec import BatchDySpec
 from draftwood.strategies.policies.beam import Beam
 from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.dyspec import DySpec
@@ -16,6 +17,7 @@ from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.policies.mixture import Mixture
 from draftwood.strategies.policies.sequoia import Sequoia
 from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
+from draftwood.strategies.policies.throughput_dyspec import ThroughputDySpec
 from draftwood.testing import ToyModel
 from draftwood.trees.growth import by_distributions
 from tests.strategies.tables import grow
@@ -23,6 +25,7 @@ from tests.strategies.test_scale import Lines, Watch
 
 # For a number of nodes; every one of them is large enough to use up its budget.
 POLICIES = {
+    "batch-dyspec": lambda n: BatchDySpec(n),
     "beam": lambda n: Beam(48, 24, n),
     "dynatree": lambda n: DynaTree(
         20, 24, 3, n, unsure=0.999, confident=1.0, stop_below=0.0, deep=0.0, threshold=0.0, history=False
@@ -35,6 +38,7 @@ POLICIES = {
     "layered-dyspec of top-k": lambda n: LayeredDySpec(n, law="top-k"),
     "mixture": lambda n: Mixture(budget=n),
     "sequoia": lambda n: Sequoia(n, 12, (0.5, 0.2, 0.1)),
+    "throughput-dyspec": lambda n: ThroughputDySpec(n),
     "threshold-dyspec": lambda n: ThresholdDySpec(n, 0.2 / n),
     "threshold-dyspec of top-k": lambda n: ThresholdDySpec(n, 0.2 / n, law="top-k"),
 }

@@ -154,7 +154,7 @@ def test_rotations_in_every_spelling(case: str) -> None:
         ({"rope_parameters": {"rope_type": "linear"}}, "factor is None .* needs a number above 0"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rotation is 'dynamic'"),
         ({"rope_scaling": YARN, "rope_parameters": {"rope_theta": 1e4}}, "rope_scaling, which differ"),
-        ({"rope_parameters": {"partial_rotary_factor": 2}}, "is 2.0 .* a part of a head is 1 at most"),
+        ({"rope_parameters": {"partial_rotary_factor": 2}}, "is 2.0 .* give a fraction of 1 at most"),
         (
             {"rope_parameters": {"chunked_attention": {"rope_theta": 3.0}}},
             "a rotation of 'chunked_att",
@@ -215,14 +215,14 @@ def test_a_head_of_all_tokens_borrows_the_output_head(tmp_path: Path) -> None:
         assert isinstance(written, Generation)
         accepted.append((written.sequences.tolist(), written.statistics.sums["accepted"]))
     assert accepted[0] == accepted[1]
-    with pytest.raises(InvalidInput, match="was lent none; call borrow"):
+    with pytest.raises(InvalidInput, match="has no output head yet; call borrow"):
         load_head(tmp_path).logits(torch.zeros(1, 1, 16, dtype=torch.float64))
     fewer = {name: tensor for name, tensor in stored.items() if name != "lm_head.weight"}
     save_file({**fewer, **maps(19, 23)}, tmp_path / "model.safetensors")
     file = tmp_path / "config.json"
     described = file.read_text()
     file.write_text(described.replace('"draft_vocab_size": 23', '"draft_vocab_size": 19'))
-    with pytest.raises(InvalidInput, match="proposes 19 tokens, so it needs an output head of its own"):
+    with pytest.raises(InvalidInput, match="proposes 19 tokens, so it needs a separate output head"):
         load_head(tmp_path)
 
 

@@ -153,10 +153,10 @@ def check_row_alone() -> None:
         decoder = _decoder(strategy)
         together = _written(decoder, prompts, seeds)
         for row, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
-            (alone,) = _written(decoder, [prompt], [seed])
-            if together[row] != alone:
+            (separate,) = _written(decoder, [prompt], [seed])
+            if together[row] != separate:
                 raise LawBroken(
-                    f"Row {row} of {len(prompts)} is {together[row]} with {_named(strategy)} but {alone} "
+                    f"Row {row} of {len(prompts)} is {together[row]} with {_named(strategy)} but {separate} "
                     f"by itself with the same seed {seed}.",
                     likely="rows share a stream, or a row's state is another row's.",
                 )

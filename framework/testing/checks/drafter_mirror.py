@@ -41,10 +41,10 @@ class Answer:
         start: how many there were before the call.
         before: the last commit's; None in the first round.
         extra: the token after that commit's path; None in the first round.
-        beside: all requests of the rows up to the end of the call.
+        requested: all requests of the rows up to the end of the call.
         gone: texts of released rows, and their requests.
         logits: `[vocab]`, or `[drafters, vocab]`.
-        alone: for a drafter that remembers, the logits of a copy made before the round; else None.
+        copied: for a drafter that remembers, the logits of a copy made before the round; else None.
     """
 
     row: int
@@ -55,10 +55,10 @@ class Answer:
     start: int
     before: Before | None
     extra: int | None
-    beside: list[list[Node]]
+    requested: list[list[Node]]
     gone: list[tuple[list[int], list[Node]]]
     logits: Tensor
-    alone: Tensor | None = None
+    copied: Tensor | None = None
 
     @property
     def tokens(self) -> list[int]:
@@ -78,10 +78,10 @@ class Answer:
                 continue
             mistake = f"rows are exchanged: row {self.row} continues the text of row {other}."
             yield mistake, theirs + self.tokens
-            if self.node < len(self.beside[other]):
-                path = path_to(self.beside[other], self.node)
+            if self.node < len(self.requested[other]):
+                path = path_to(self.requested[other], self.node)
                 mistake = f"rows are exchanged: row {self.row} has the answer of row {other}."
-                yield mistake, theirs + [self.beside[other][index][0] for index in path]
+                yield mistake, theirs + [self.requested[other][index][0] for index in path]
         for old, nodes in self.gone:
             mistake = f"row {self.row} continues the text of a row that was released."
             yield mistake, old + self.tokens
@@ -166,10 +166,10 @@ class DrafterMirror:
                     list(self._gone),
                     logits_of_node,
                 )
-                self.answers.append(attrs.evolve(answer, alone=self._asked_alone(row, answer.tokens)))
-        beside = [list(nodes) for nodes in self.nodes]
+                self.answers.append(attrs.evolve(answer, copied=self._asked_alone(row, answer.tokens)))
+        requested = [list(nodes) for nodes in self.nodes]
         for index in range(asked_before, len(self.answers)):
-            self.answers[index] = attrs.evolve(self.answers[index], beside=beside)
+            self.answers[index] = attrs.evolve(self.answers[index], requested=requested)
         self._unchanged()
         self._returned = logits, logits.clone()
         return logits
@@ -230,8 +230,8 @@ class DrafterMirror:
         self.drafter.release()
         for answer in self.answers:
             text = answer.texts[answer.row]
-            if answer.alone is not None:
-                self._compare_with_itself(answer, answer.alone)
+            if answer.copied is not None:
+                self._compare_with_itself(answer, answer.copied)
                 continue
             expected = oracle(text + answer.tokens) if oracle else alone(self.drafter, text, answer.tokens)
             expected = expected.to(answer.logits.device)

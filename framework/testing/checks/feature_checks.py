@@ -193,29 +193,29 @@ class FeatureMirror:
         )
         if position is None:
             return
-        behind = len(states) - position  # from the end
+        from_end = len(states) - position
         raise LawBroken(
-            f"The features {self.layers} of token {len(text) - behind} of row {row} are off by "
+            f"The features {self.layers} of token {len(text) - from_end} of row {row} are off by "
             f"{off[position]:.2e} of their size.",
             error=off[position],
-            likely=self._why(states[position], text, path, nodes, behind),
+            likely=self._why(states[position], text, path, nodes, from_end),
         )
 
     def _why(
-        self, states: Tensor, text: list[int], path: Sequence[int], nodes: list[Node], behind: int
+        self, states: Tensor, text: list[int], path: Sequence[int], nodes: list[Node], from_end: int
     ) -> str:
         """The mistake that wrong features look like: another order of layers, or another node."""
-        read = text[: len(text) - behind + 1]
+        read = text[: len(text) - from_end + 1]
         for other in permutations(self.layers):
             if _off(states, self._expected(read, other)[-1]) <= self.mirror.tolerance:
                 return f"the layers are in the order {list(other)}, and {self.layers} was asked for."
-        if behind > len(path):
+        if from_end > len(path):
             return ""
         before = text[: len(text) - len(path)]
         for node in range(len(nodes)):
             tokens = [nodes[index][0] for index in path_to(nodes, node)]
             if _off(states, self._expected(before + tokens)[-1]) <= self.mirror.tolerance:
-                return f"they belong to node {node}, and node {path[-behind]} was accepted."
+                return f"they belong to node {node}, and node {path[-from_end]} was accepted."
         return ""
 
     def _expected(self, text: list[int], layers: Sequence[int] = ()) -> Tensor:

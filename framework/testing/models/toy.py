@@ -148,7 +148,9 @@ class ToyBackend(StateBackend):
                 self._nodes[row].append((int(tokens[row, node]), int(parents[row, node])))
                 text = self._text(row, len(self._nodes[row]) - 1)
                 if self.max_length is not None and len(text) > self.max_length:
-                    raise InvalidInput(f"{len(text)} tokens exceed the context of {self.max_length}.")
+                    raise InvalidInput(
+                        f"{len(text)} tokens exceed the context of {self.max_length}; ask for fewer."
+                    )
                 logits[row, node] = self.model.logits(text)
         return logits
 

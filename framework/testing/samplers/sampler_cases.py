@@ -90,8 +90,8 @@ def settled(model: NextTokenModel, settings: SamplingParams) -> NextTokenModel:
         return model
     if settings.processors:
         raise InvalidInput(
-            f"The settings have processors ({settings.processors}); a proof of a sampler takes temperature, "
-            "top_k, top_p and min_p."
+            f"The settings have processors ({settings.processors}); leave them out: a proof of a "
+            "sampler takes temperature, top_k, top_p and min_p."
         )
     return SettledModel(model.vocab_size, settings=settings, model=model)
 

@@ -43,12 +43,15 @@ from draftwood.testing.samplers.torch_randomness import RAISED
 _FINE = 1e-5
 """Largest error from the steps of uniforms that a tolerance allows: above that of some float32 uniforms."""
 
+_SHOWN = 8
+"""Most models, and most lines of a draft, that a printed report holds."""
+
 LAWS = (WithReplacement, WithoutReplacement, Deterministic, TopThenSample)
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class SamplerReport:
-    """The deviation of a sampler's law from the target's.
+    """The deviation of a sampler's law from the target's; printed, it is a summary of one screen.
 
     Attributes:
         errors: by model and settings, the largest difference of a sequence's probability, or share of the
@@ -65,6 +68,7 @@ class SamplerReport:
             variation, fails in a model with probability 99 %; None where all was enumerated.
         resolution: by how much an outcome may be off because the sampler's uniforms have few bits.
         fault_chance: probability of the most likely outcome with a fault; None where samples were drawn.
+        tolerance: the largest error that counts as rounding, where all was enumerated.
     """
 
     errors: dict[str, float]
@@ -77,6 +81,16 @@ class SamplerReport:
     smallest_bias: float | None = None
     resolution: float = 0.0
     fault_chance: float | None = None
+    tolerance: float = 1e-9
+
+    @property
+    def verdict(self) -> str:
+        """Returns "broken" (see `fault`), "biased", "no bias found" of samples, or "lossless"."""
+        if self.fault:
+            return "broken"
+        if self.p_value is not None:
+            return "biased" if self.p_value < SIGNIFICANCE else "no bias found"
+        return "lossless" if self.error <= self.tolerance else "biased"
 
     @property
     def size(self) -> str:
@@ -95,6 +109,40 @@ class SamplerReport:
     def error(self) -> float:
         """The largest of `errors`."""
         return max(self.errors.values())
+
+    def __repr__(self) -> str:
+        return (
+            f"SamplerReport({self.verdict}, error={self.error:.2g}, models={len(self.errors)}, "
+            f"calls={self.calls})"
+        )
+
+    def __str__(self) -> str:
+        samples = "" if self.p_value is None else f" (p = {self.p_value:.2g})"
+        worst = sorted(self.errors, key=self.errors.__getitem__, reverse=True)
+        lines = [
+            f"{self.verdict}{samples}: largest error {self.error:.2g} of a sequence's probability, "
+            f"{len(worst)} models, {self.calls} calls"
+        ]
+        if self.smallest_bias is not None:
+            lines.append(f"a bias above {self.smallest_bias:.2g} would have been seen")
+        if self.fault:
+            lines += [f"it {line}" if not at else line for at, line in enumerate(_first_lines(self.fault))]
+        lines += [
+            f"  {name}: error {self.errors[name]:.2g}, {self.expected_tokens[name]:.3g} tokens per call"
+            for name in worst[:_SHOWN]
+        ]
+        if len(worst) > _SHOWN:
+            lines.append(f"  {len(worst) - _SHOWN} more models with smaller errors: see errors")
+        if self.verdict == "biased":
+            lines += _first_lines(self.counterexample)
+        else:
+            lines.append(f"largest error: {self.counterexample.partition(chr(10))[0]}")
+        return "\n".join([*lines, *([f"most likely: {self.likely}"] if self.likely else [])])
+
+
+def _first_lines(text: str) -> list[str]:
+    lines = text.splitlines()
+    return lines[:_SHOWN] + ["..."] * (len(lines) > _SHOWN)
 
 
 def prove_sampler(
@@ -140,16 +188,14 @@ def prove_sampler(
         seed=seed,
     )
     name = getattr(sampler, "__name__", None) or repr(sampler)
-    if tolerance is None:
-        # Uniforms of bfloat16 or float16 bias a sampler: theirs is no rounding error that one may have.
-        tolerance = (1e-9 if dtype == torch.float64 else 1e-6) + min(report.resolution, _FINE)
+    if tolerance is not None:
+        report = attrs.evolve(report, tolerance=tolerance)
     what = ""
     if report.fault:
         what = f"{name} {report.fault}\nIts law is off by {report.error:.2g}.{report.size}"
-    elif report.p_value is not None and report.p_value < SIGNIFICANCE:
-        what = f"{name} is biased (p = {report.p_value:.2g}): {report.counterexample}"
-    elif report.p_value is None and not report.error <= tolerance:
-        what = f"{name} is biased: {report.counterexample}"
+    elif report.verdict == "biased":
+        samples = "" if report.p_value is None else f" (p = {report.p_value:.2g})"
+        what = f"{name} is biased{samples}: {report.counterexample}"
     if what:
         raise LawBroken(what, error=report.error, likely=report.likely)
     return report
@@ -263,6 +309,8 @@ def measure_sampler(
         smallest_bias=max(drawn.smallest_bias for drawn in tests) if tests else None,
         resolution=checked.resolution,
         fault_chance=checked.fault_chance if samples is None and checked.fault else None,
+        # Uniforms of bfloat16 or float16 bias a sampler: theirs is no rounding error that one may have.
+        tolerance=(1e-9 if dtype == torch.float64 else 1e-6) + min(checked.resolution, _FINE),
     )
 
 

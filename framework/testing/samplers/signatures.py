@@ -20,8 +20,8 @@ def check_call(function: Callable[..., Any], args: list[Any], named: Mapping[str
         signature.bind(*args, **named)
     except TypeError as error:
         raise InvalidInput(
-            f"The adapter calls {name} as its versions do that are known here, and this function does not "
-            f"take that ({error}); its signature is {signature}. Write a function of a SamplerCase yourself."
+            f"{name} does not take the arguments that the adapter gives it ({error}): its signature is "
+            f"{signature}, of a version that is not known here. Write a function of a SamplerCase yourself."
         ) from error
 
 

@@ -76,7 +76,7 @@ def judged_on_device(
     streams = [rng for rng in rngs if isinstance(rng, UniformRandomness)]
     together: object = target_probs  # a tensor iterates as a sequence of rows
     if isinstance(trees, TreeBatch) and isinstance(together, Tensor) and len(streams) == len(rngs):
-        uniforms = ahead_of_rows(streams, form.uniforms(trees.tokens.shape[1]), behind=np.nan)
+        uniforms = ahead_of_rows(streams, form.uniforms(trees.tokens.shape[1]), past_end=np.nan)
         arrays = batch_arrays(trees, together, uniforms)
         if arrays is not None:
             rows = zip(form.walk(arrays), trees.tokens, trees.counts.tolist(), streams, strict=True)

@@ -159,7 +159,7 @@ def _solved(tables: Tables, wanted: Floats) -> tuple[_Solution, float]:
 
 @attrs.frozen(eq=False)
 class Tables:
-    """Sums over the sets after each place of an order, or of its end (see `race_sums.behind`).
+    """Sums over the sets after each place of an order, or of its end (see `race_sums.sums_after`).
 
     Attributes:
         law: of the tokens in their order, with odds in a range where no sum leaves that of numbers.
@@ -175,9 +175,9 @@ class Tables:
     @classmethod
     def of(cls, law: Columns, light: LightSums, count: int, factor: float = 1.0) -> Tables:
         """Returns the tables of K = `count` siblings, with all odds, also of `light`, times `factor`."""
-        law = Columns(law.odds * factor, law.outside, law.inside, law.beside)
-        end = light.of_sets(count, law.beside, factor)
-        return cls(law, *race_sums.behind(law.odds, law.outside, law.inside, *end))
+        law = Columns(law.odds * factor, law.outside, law.inside, law.constant)
+        end = light.of_sets(count, law.constant, factor)
+        return cls(law, *race_sums.sums_after(law.odds, law.outside, law.inside, *end))
 
     def arriving(self) -> Floats:
         """The chance that each token is drawn and nothing before it, `[n]`."""

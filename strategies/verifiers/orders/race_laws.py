@@ -24,22 +24,22 @@ class Columns:
     """The law of a set over n tokens, in some order.
 
     A set A has a probability proportional to the product of its odds, times the sum of `outside` over the
-    tokens that are not in A and of `inside` over the tokens of A, plus `beside`.
+    tokens that are not in A and of `inside` over the tokens of A, plus `constant`.
 
     Attributes:
         odds: `[n]`.
         outside, inside: `[n]`.
-        beside: of no token.
+        constant: the part that belongs to no token.
     """
 
     odds: Floats
     outside: Floats
     inside: Floats
-    beside: float = 0.0
+    constant: float = 0.0
 
     def at(self, places: Ints) -> Columns:
         """Returns the columns of these places, in their order."""
-        return Columns(self.odds[places], self.outside[places], self.inside[places], self.beside)
+        return Columns(self.odds[places], self.outside[places], self.inside[places], self.constant)
 
 
 @attrs.frozen(eq=False)
@@ -56,13 +56,13 @@ class LightSums:
     slopes: Floats
     outside: float
 
-    def of_sets(self, count: int, beside: float, factor: float) -> tuple[Floats, Floats]:
+    def of_sets(self, count: int, constant: float, factor: float) -> tuple[Floats, Floats]:
         """Over their sets of 0 to `count` tokens: the sums of products of odds, and the same with the marks.
 
         All odds are multiplied by `factor`.
         """
         products, marked = race_sums.of_light_sets(self.powers, self.slopes, factor, count)
-        return products, marked + (beside + self.outside) * products
+        return products, marked + (constant + self.outside) * products
 
 
 class SetLaw(ABC):
@@ -159,7 +159,7 @@ class Given(SetLaw):
 
     def columns(self, weights: Floats) -> Columns:
         nothing = np.zeros_like(weights)
-        return Columns(weights, nothing, nothing, beside=1.0)
+        return Columns(weights, nothing, nothing, constant=1.0)
 
     def light(self, weights: Weights) -> LightSums:
         return LightSums(race_sums.powers_of(weights), np.zeros(POWERS), 0.0)

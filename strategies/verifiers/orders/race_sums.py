@@ -13,7 +13,7 @@ Weights = NDArray[np.float32] | NDArray[np.float64]
 
 
 @compiled
-def behind(
+def sums_after(
     odds: Floats, outside: Floats, inside: Floats, light: Floats, light_marked: Floats
 ) -> tuple[Floats, Floats, float]:
     """Returns sums over sets of m < K tokens after each place, `[n, K]` both, and the last one over all sets.
@@ -87,7 +87,7 @@ def served(
     what is still wanted.
 
     Args:
-        odds, outside, inside: as in `behind`.
+        odds, outside, inside: as in `sums_after`.
         products, marked, whole: as it gives them.
         wanted: the most that each token may receive, `[n]`.
         last_apart: whether the last sibling has a separate allowance.
