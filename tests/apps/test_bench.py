@@ -107,7 +107,7 @@ def test_tables_fit_80_columns_without_colour(finished):
         (_, *rest) = [line for line in out.splitlines() if line.startswith(contender + " ")]
         assert len(rest) == 3  # two tables a contest, whole words in each
     assert "temperature 0.8" in out
-    assert "compared with those of generate() in float32" in " ".join(out.split())
+    assert "compared with generate()'s in float32" in " ".join(out.split())
     assert out.count(" equal") >= 5
 
 
@@ -409,7 +409,7 @@ def test_half_precision_is_checked_in_float32(draftwood, tmp_path):
     result = draftwood(*tiny(tmp_path / "r", *words, new=3))
     assert result.exit_code == 0, result.output
     assert Counter(cell["kind"] for cell in cells(tmp_path / "r"))["check"] == 2
-    assert "compared with those of generate() in float32" in " ".join(result.stdout.split())
+    assert "compared with generate()'s in float32" in " ".join(result.stdout.split())
     assert " equal" in result.stdout
 
 

@@ -309,7 +309,7 @@ def test_a_compilation_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     backend.prefill([torch.tensor(words(5))] * 3)
     with caplog.at_level(logging.INFO):
         backend.extend(torch.ones(3, 5).long(), torch.zeros(3, 5).long() - 1)
-    assert "Captured pass 1 of LlamaForCausalLM: 4 rows of 8 nodes behind texts of up to 256" in caplog.text
+    assert "Captured pass 1 of LlamaForCausalLM: 4 rows of 8 nodes after texts of up to 256" in caplog.text
 
 
 def test_what_is_not_captured_is_refused() -> None:
@@ -318,7 +318,7 @@ def test_what_is_not_captured_is_refused() -> None:
         load(model, capture="sometimes")  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="LlamaForCausalLM is on the CPU, which has no CUDA graphs"):
         load(model, capture="cuda-graphs")
-    with pytest.raises(UnsupportedModel, match="served one path a row, so its passes are not captured"):
+    with pytest.raises(UnsupportedModel, match="decodes one path per row, so its passes are not captured"):
         load(bloom(), capture="compile")
     with pytest.raises(UnsupportedModel, match="rotated by the length of its text"):
         load(phi3(), capture="compile")

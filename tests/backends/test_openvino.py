@@ -138,7 +138,7 @@ def test_bfloat16_keeps_apart_positions_beyond_256() -> None:
 
 
 def test_what_openvino_does_not_run_is_refused_with_the_reason() -> None:
-    with pytest.raises(UnsupportedModel, match="BloomForCausalLM is served one path a row, so OpenVINO"):
+    with pytest.raises(UnsupportedModel, match="BloomForCausalLM decodes one path per row, so OpenVINO"):
         load(bloom(), engine="openvino")
     with pytest.raises(UnsupportedModel, match="has recurrent layers, whose states are not among"):
         load(recurrent("mamba2"), engine="openvino")

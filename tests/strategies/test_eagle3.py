@@ -263,7 +263,9 @@ def test_a_head_whose_features_somebody_else_takes() -> None:
     drafter = Eagle3(backend, random_head())
     backend.prefill([torch.tensor([1, 2, 3])])
     backend.take_features()
-    with pytest.raises(InvalidInput, match=r"Row 0 has committed 3 .*features of 0; .*nobody else takes"):
+    with pytest.raises(
+        InvalidInput, match=r"Row 0 has committed 3 .*features of 0; .*no other drafter takes"
+    ):
         drafter.prefill([torch.tensor([1, 2, 3])])
     other = Eagle3(load(target()), random_head())
     with pytest.raises(InvalidInput, match=r"target holds 0 row\(s\), not the 1 that join"):

@@ -224,7 +224,7 @@ def test_a_node_gets_the_head_of_its_depth(rows, count, data):
         assert logits.isfinite().all()
         taken: Any = drafter.target
         taken.take_features = lambda: [torch.zeros(0, WIDTH)] * several
-        with pytest.raises(InvalidInput, match=r"Row 0 has committed tokens, but .* nobody else takes"):
+        with pytest.raises(InvalidInput, match=r"Row 0 has committed tokens, but .* no other drafter takes"):
             drafter.commit([Outcome([0], [1], extra=1, bonus=True, drafted=0)] * several)
 
 

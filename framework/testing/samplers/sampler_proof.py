@@ -194,8 +194,8 @@ def prove_sampler(
     if report.fault:
         what = f"{name} {report.fault}\nIts law is off by {report.error:.2g}.{report.size}"
     elif report.verdict == "biased":
-        samples = "" if report.p_value is None else f" (p = {report.p_value:.2g})"
-        what = f"{name} is biased{samples}: {report.counterexample}"
+        chance = "" if report.p_value is None else f" (p = {report.p_value:.2g})"
+        what = f"{name} is biased{chance}: {report.counterexample}"
     if what:
         raise LawBroken(what, error=report.error, likely=report.likely)
     return report
