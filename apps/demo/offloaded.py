@@ -30,13 +30,20 @@ def contest_offloaded(console: Console, pair: Pair, tokenizer: Any, prompts: Seq
         loaded = models.Loaded(target, registry.load(pair.draft), tokenizer, loader)
         trial = TuneTrial(loaded, prompts[:_PROMPTS], temperature=0.0, seed=0)
         specs = candidates(["dyspec"], models.DRAFT, STREAMED, 0.0)
-        costs, estimates, results = measure(trial, specs, _TOKENS, max(STREAMED))
-    best = max(results, key=lambda one: one.gain)
-    chosen = next(one for one in estimates if one.label == best.label)
-    one, tree = costs.target(1), costs.target(1 + round(chosen.tree_size))
-    console.print(
+        found = measure(trial, specs, _TOKENS, max(STREAMED))
+    one = found.costs.target(1)
+    passes = (
         f"\nWith its layers on the disk ({size / 1e9:.1f} GB, streamed in every pass) a pass over one token "
-        f"takes {one * 1e3:.0f} ms, one over {chosen.tree_size:.0f} nodes {tree * 1e3:.0f} ms.\n"
+        f"takes {one * 1e3:.0f} ms"
+    )
+    if not found.contest:
+        console.print(f"{passes}, and no tree pays: {found.gain:.2f} times ordinary decoding at best.")
+        return
+    best = max(found.contest, key=lambda result: result.gain)
+    chosen = next(estimate for estimate in found.estimates if estimate.label == best.label)
+    tree = found.costs.target(1 + round(chosen.tree_size))
+    console.print(
+        f"{passes}, one over {chosen.tree_size:.0f} nodes {tree * 1e3:.0f} ms.\n"
         f"{best.label} brings {chosen.tokens_per_round:.2f} tokens a pass, and is {best.gain:.2f} times as "
         "fast as ordinary decoding of the same streamed target, which reads its next layer ahead too."
     )

@@ -16,6 +16,7 @@ from draftwood import (
     TokenTree,
     TreeBuilder,
     TreePolicy,
+    Wait,
 )
 from draftwood.base.validators import at_least, probability
 from draftwood.decoding.pass_time import PassTime, as_pass_time
@@ -102,7 +103,7 @@ class CostAware(PolicyWrapper, LearningPolicy[CostAwareState]):
             growing = attrs.evolve(self.policy, budget=budget).grow(root, rng)  # type: ignore[misc]
             try:
                 request = next(growing)
-                while True:
+                while not isinstance(request, Wait):  # no policy of one row waits for others
                     spent += self.draft_time.shared(self.rows)(len(request))
                     request = growing.send((yield request))
             except StopIteration as finished:

@@ -158,8 +158,7 @@ class LayeredDySpec(GreedyTree):
                 if path_prob > best[0]:
                     level.append(child)
             depth += 1
-        slots = list(zip(values, tree.depths, ranks, strict=True))
-        row = largest.enter(slots)
+        row = largest.enter(list(zip(values, tree.depths, ranks, strict=True)))
         if largest.rows > 1:
             yield WAIT
         if (kept := largest.kept(row)) is not None:

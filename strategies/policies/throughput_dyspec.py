@@ -163,7 +163,9 @@ class ThroughputDySpec(LayeredDySpec, LearningPolicy[ThroughputState], BatchPoli
             return RoundPlan()
         return RoundPlan(depth + 1, first + 1, later)
 
-    def grow(self, root: int, rng: Randomness, share: RoundPlan | None = None) -> Growing:
+    def grow(  # type: ignore[override]  # a learner's state is in its share
+        self, root: int, rng: Randomness, share: RoundPlan | None = None
+    ) -> Growing:
         plan = self.plan([self.first_state()]) if share is None else share
         if not plan.depth:
             return attrs.evolve(TreeBuilder(root).finish(), note=(plan, ()))
@@ -212,11 +214,14 @@ def _expected(
 def _by_plan(cells: Float[np.ndarray, "kinds depths bins"]) -> Float[np.ndarray, "depths first later"]:
     """Returns the sums of the cells that every plan covers, at each depth by itself."""
     first, later = cells.cumsum(-1)
-    return first[:, :, None] + np.concatenate([np.zeros((DEPTHS, 1)), later], 1)[:, None, :]
+    none: Float[np.ndarray, "depths 1"] = np.zeros((DEPTHS, 1))
+    sums: Float[np.ndarray, "depths first later"] = first[:, :, None] + np.hstack([none, later])[:, None]
+    return sums
 
 
 def _times(time: PassTime, tokens: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    return time.constant + time.linear * tokens + time.quadratic * tokens**2
+    times: Float[np.ndarray, "..."] = time.constant + time.linear * tokens + time.quadratic * tokens**2
+    return times
 
 
 def _bin(value: float) -> int:

@@ -160,7 +160,7 @@ def test_a_rotation_scaled_by_length_is_served_up_to_there(caplog: pytest.LogCap
     with caplog.at_level(logging.INFO):
         backend = load(model)
     assert backend.max_length == NAMED
-    assert f"served up to {NAMED} tokens" in caplog.text
+    assert f"supported up to {NAMED} tokens" in caplog.text
     text = words(NAMED + 8)
     # What was rotated at one length does not go with what is said at another.
     assert (plain(model, text[:-4]) - plain_after_cache(model, text, kept=NAMED)).abs().max() > 1e-2
