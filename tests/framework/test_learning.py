@@ -80,8 +80,6 @@ def test_calls_that_hand_nothing_on_are_equal(policy):
 @pytest.mark.parametrize(
     "policy", [one for one in LEARNERS if one.scope == "row"], ids=lambda one: type(one).__name__
 )
-    "policy", [one for one in LEARNERS if one.scope == "row"], ids=lambda one: type(one).__name__
-)
 def test_a_row_learns_beside_others_what_it_learns_alone(policy):
     batch = generate(policy)
     for row, (prompt, seed) in enumerate(zip(PROMPTS, batch.seeds, strict=True)):
