@@ -92,7 +92,7 @@ def test_a_decoder_reads_what_a_processor_gives(kind):
     prompt = ModelPrompt.of(decoder.target.model, **pictured(kind))
     assert IMAGE in prompt.placeholders
     assert all(IMAGE not in words for words in prompt.words)
-    written = decoder.generate(prompt, max_new_tokens=16)
+    written: Any = decoder.generate(prompt, max_new_tokens=16)
     assert torch.equal(written, model.generate(**pictured(kind), **PLAIN))
 
 
@@ -237,8 +237,8 @@ def test_rows_of_a_prompt_are_read_together():
     with decoder.session(max_new_tokens=16) as session:
         session.add([9, 8, 7, 6])
         session.run()  # a row of tokens is there already
-        for row in prompt.rows:
-            session.add(row)
+        for given in prompt.rows:
+            session.add(given)
         while session.unfinished:
             session.run()
         alone = model.generate(torch.tensor([[9, 8, 7, 6]]), **PLAIN)[0].tolist()
@@ -283,7 +283,8 @@ def told(loop, seen, name="prefill"):
 
 
 def test_a_draft_of_text_reads_the_words_around_the_images(monkeypatch):
-    model, seen = made("llava"), []
+    model = made("llava")
+    seen: list[Any] = []
     loop = custom_generate(drafter=tiny(), **strategies())
     monkeypatch.setattr(*told(loop, seen))
     model.generate(**pictured("llava"), **PLAIN, custom_generate=loop)
@@ -296,7 +297,7 @@ def test_a_draft_of_text_reads_the_words_around_the_images(monkeypatch):
 def test_a_draft_of_the_same_family_reads_the_images(kind):
     """A draft with the target's own weights is right at every node only if it saw what the target saw."""
     model = made(kind)
-    chain = {"policy": Chain(5), "draft_sampling": SamplingParams(temperature=0)}
+    chain: dict[str, Any] = {"policy": Chain(5), "draft_sampling": SamplingParams(temperature=0)}
     loop = custom_generate(drafter=made(kind), verifier=RecursiveRejection(), **chain)
     asked = {"return_dict_in_generate": True, "eos_token_id": None}
     plain = model.generate(**pictured(kind), **PLAIN, eos_token_id=None)

@@ -187,7 +187,8 @@ class Subject:
             "return_dict_in_generate": True,
             "output_scores": "scores" in named,
         }
-        return Call(self, loop._decoder_of(target_model(self.kind)), options, chosen, [*criteria], loop)
+        decoder = loop._decoder_of(target_model(self.kind), by_forward=False)
+        return Call(self, decoder, options, chosen, [*criteria], loop)
 
 
 @attrs.frozen(eq=False)
