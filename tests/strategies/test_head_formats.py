@@ -197,7 +197,7 @@ BAD_KEYS: list[tuple[Format, Edit, str]] = [
     ("speculators", key("transformer_layer_config", None), "transformer_layer_config is None"),
     ("speculators", key("eagle_aux_hidden_state_layer_ids", [1, "2"]), r"is \[1, '2'\]"),
     ("speculators", key("eagle_aux_hidden_state_layer_ids", [1, 2]), r"fc.weight .* has the shape"),
-    ("speculators", key("eagle_aux_hidden_state_layer_ids", []), "taps no layer"),
+    ("speculators", key("eagle_aux_hidden_state_layer_ids", []), "names no layer"),
 ]
 
 
@@ -290,7 +290,7 @@ def test_sizes_that_cannot_be() -> None:
         ({"norm_before_fc": True, "fc_norm": True}, "exclude each other"),
         ({"head_dim": 5}, "needs an even one"),
         ({"rope": {"rope_type": "longrope"}}, "rotation is 'longrope'"),
-        ({"taps": ()}, "taps no layer"),
+        ({"taps": ()}, "names no layer"),
     ):
         with pytest.raises(InvalidInput, match=sentence):
             config(**changes)
