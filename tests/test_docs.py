@@ -49,7 +49,6 @@ def test_the_example_of_heads_runs():
     for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(compile(code, "heads.md", "exec"), known)
     prompt = zoo.tokenizer()("Dear Sir,")["input_ids"]
-    assert known["text"].shape == (1, len(prompt) + 20)
     assert known["decoder"].generate([prompt], max_new_tokens=4).shape == (1, len(prompt) + 4)
 
 
