@@ -67,6 +67,8 @@ def check_cell(cell: Any) -> None:
         for name in ("target", "draft") if cell["draft"] is not None else ("target",):
             _check(cell[name], {"seconds": dict[str, list[float]], "fit": dict})
             _check(cell[name]["fit"], _FIT)
+            if unknown := cell[name]["fit"].keys() - _FIT:
+                raise ValueError(f"the fit holds {min(unknown)!r:.40}")
             times = cell[name]["seconds"]
             if not times or not all(size.isdecimal() and taken for size, taken in times.items()):
                 raise ValueError("seconds of passes are missing")
