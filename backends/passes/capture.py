@@ -44,7 +44,7 @@ from draftwood.trees.level_plan import LevelPlan
 log = logging.getLogger(__name__)
 
 Capture = Literal["off", "compile", "cuda-graphs"] | Compiler
-"""How passes are captured: by Inductor, by it and CUDA graphs, by a given compiler, or not at all."""
+"""The ways to capture passes: by Inductor, by it and CUDA graphs, by a given compiler, or not at all."""
 
 
 @attrs.frozen

@@ -26,7 +26,7 @@ def unrolled(
 ) -> Iterator[Tensor]:
     """Yields outputs of `head.step` at each place of a text, for every number of drafted tokens before it.
 
-    At depth d, place i stands for a draft that began d places before: the pairs up to i - d are the
+    At depth d, place i belongs to a draft that began d places before: the pairs up to i - d are the
     text's, and the last d ones hold the head's own recycled states with the text's tokens. So its logits are
     a node's d levels below a root, where the draft is the text itself. Places below d mean nothing.
 

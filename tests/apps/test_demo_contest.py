@@ -1,7 +1,13 @@
 """The demo's contest: turns, ratios and agreement, on contenders whose times are made up."""
 
+from io import StringIO
+from types import SimpleNamespace
+from typing import Any
+
 import attrs
+import pytest
 import torch
+from rich.console import Console
 
 from draftwood import zoo
 from draftwood.apps.bench.writers import Text, Writer
@@ -17,8 +23,12 @@ from draftwood.apps.demo.contest import (
     until,
     writers,
 )
+from draftwood.apps.demo.offloaded import contest_offloaded
 from draftwood.apps.files.machine import PassCost, widened_pair
 from draftwood.apps.models.prompts import PROMPTS, interleaved
+from draftwood.apps.tune.command import Found
+from draftwood.apps.tune.measure import ContestResult, Costs, Estimate
+from draftwood.decoding.pass_time import PassTime
 
 
 @attrs.define
@@ -112,3 +122,33 @@ def test_prompts_of_all_domains_take_turns():
     assert sorted(found) == sorted(text for texts in PROMPTS.values() for text in texts)
     assert [next(d for d, texts in PROMPTS.items() if text in texts) for text in found] == [*PROMPTS] * 2
     assert interleaved(2) == found[:2]
+
+
+ESTIMATE = Estimate(str(DYSPEC), 2, 3.5, 0.5, 16.0, 4.0, 0.01, 0.1, 0.01, 2.0)
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_the_offloaded_contest_tells_its_result_or_a_clear_no(pays, monkeypatch):
+    asked: list[Any] = []
+
+    def measured(trial, specs, tokens, largest):
+        asked.append((trial.loaded.target.weight_bytes, specs))
+        costs = Costs(PassTime(0.1, 0.001), None)
+        if not pays:
+            return Found(specs[0], 0.8, costs, len(specs))
+        result = ContestResult(ESTIMATE.label, 1.9, 2, 2, equal=False)
+        return Found(specs[0], 1.9, costs, len(specs), [ESTIMATE], [result])
+
+    monkeypatch.setattr("draftwood.apps.demo.offloaded.measure", measured)
+    model = zoo.load("llama-draft")
+    pair: Any = SimpleNamespace(target=model, draft=model)
+    said = StringIO()
+    contest_offloaded(Console(file=said, width=400), pair, zoo.tokenizer(), [[1, 2, 3]])
+    assert asked
+    assert "a pass over one token takes 101 ms" in said.getvalue()
+    if pays:
+        assert "one over 16 nodes 117 ms" in said.getvalue()
+        assert "brings 3.50 tokens a pass, and is 1.90 times as fast" in said.getvalue()
+        assert "Some text differs" in said.getvalue()
+    else:
+        assert "no tree pays: 0.80 times ordinary decoding at best" in said.getvalue()

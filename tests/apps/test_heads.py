@@ -43,7 +43,7 @@ def target(tiny: Any) -> Path:
 
 
 def test_a_trained_head_contests_generate_on_what_does_not_loop() -> None:
-    """The tokens of a round are those of a decoder that is called by itself; a row that loops is left out."""
+    """The tokens of a round equal a decoder's that is called directly; a row that loops is left out."""
     loaded = models.load(
         "llama-7m", None, tokenizer=None, dtype=models.Dtype.float32, device="cpu", trust_remote_code=False
     )

@@ -217,10 +217,10 @@ def test_an_error_of_a_pass_is_not_taken_for_a_wrong_mixer(
     elsewhere: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def raises(self: Any, state: Any, inputs: Any) -> Any:
-        raise ValueError("uses a cache of its own")
+        raise ValueError("needs its own cache")
 
     monkeypatch.setattr(elsewhere.Average, "step", raises)
-    with pytest.raises(UnsupportedModel, match=r"\(ValueError: uses a cache of its own\), so nothing was"):
+    with pytest.raises(UnsupportedModel, match=r"\(ValueError: needs its own cache\), so nothing was"):
         load(elsewhere.model(elsewhere.MovingAverage))
 
 

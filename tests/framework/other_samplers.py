@@ -242,7 +242,7 @@ RIGHT: dict[str, tuple[Any, dict[str, Any]]] = {
     "block verification": (block, {}),
     "prompt lookup": (lookup, {"law": Deterministic}),
     "Medusa's greedy rows": (sample_and_match, {"settings": (SamplingParams(0.0),), "law": Deterministic}),
-    "filters of its own": (own_filters, {"settings": SETTINGS, "models": "plain"}),
+    "its own filters": (own_filters, {"settings": SETTINGS, "models": "plain"}),
     "SGLang": (
         sglang_sampler(foreign.sglang),
         TREE | {"law": Deterministic, "uniforms": 5, "models": "plain"},

@@ -148,7 +148,7 @@ def test_a_budget_of_the_batch_without_a_declaration_is_told_at_default_settings
 
 
 class _ByWeights(Randomness):
-    """Draws that depend on a seed and on the weights alone, so that their order does not matter."""
+    """Draws that depend on a seed and on the weights only, so that their order does not matter."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

@@ -36,14 +36,14 @@ MEMORY: dict[str, Callable[[], Any]] = {
     "OutOfMemory": _raises(OutOfMemory, "The pass does not fit."),
 }
 PARTS = MEMORY | {"a bug": _raises(Bug, "mine"), "an error of draftwood": _raises(DraftwoodError, "No.")}
-"""What the decoder's parts raise."""
+"""Errors that the decoder's parts raise."""
 CALLERS = PARTS | {
     "StopIteration": _raises(StopIteration),
     "SystemExit": _raises(SystemExit, 3),
     "KeyboardInterrupt": _raises(KeyboardInterrupt),
     "GeneratorExit": _raises(GeneratorExit),
 }
-"""What the code of callers raises."""
+"""Errors that the code of callers raises."""
 
 
 class BadConstraint(OddThenEven):

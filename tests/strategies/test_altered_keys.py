@@ -59,7 +59,7 @@ IDLE: dict[str, str] = {
     "beta_fast": "numbers of turns between which no pair of these small heads lies",
     "beta_slow": "the same",
     "low_freq_factor": "the same",
-    "mrope_section": "axes of images; those of a text are equal",
+    "mrope_section": "axes of images; a text's are equal",
     "mrope_interleaved": "the same",
     "layer_types": "all of them see the whole text",
     "rope_parameters": "empty, and its base is the usual one",
@@ -174,7 +174,7 @@ def loaded(name: str, folder: Path) -> Any:
 
 @torch.no_grad()
 def result_of(head: Any) -> list[torch.Tensor]:
-    """What a head makes of fixed inputs."""
+    """The result of a head for fixed inputs."""
     generator = torch.Generator().manual_seed(3)
 
     def drawn(*shape: int) -> torch.Tensor:

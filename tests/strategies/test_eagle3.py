@@ -273,7 +273,7 @@ def test_a_head_whose_features_somebody_else_takes() -> None:
 
 
 def test_a_text_is_read_in_pieces_where_layers_attend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several rows at once, with others between them that are not longer."""
+    """Several rows at once, with others between them that are not longer."""
     monkeypatch.setattr("draftwood.strategies.heads.pair_rows._TEXT_AT_ONCE", 3)
     drafter = beside_llama(config(layers=2))
     texts = [[3, 1, 4, 1, 5, 9, 2, 6], [7], [5, 3, 5, 8, 9]]

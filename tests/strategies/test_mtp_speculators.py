@@ -1,4 +1,4 @@
-"""MTP layers in speculators' files are those of the checkpoint that they were taken from."""
+"""MTP layers in speculators' files equal the checkpoint's from which they were taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ThroughputDySpec`: its rate by modelled time beside fixed trees and ordinary decoding, and its states."""
+"""`ThroughputDySpec`: its rate by modelled time against fixed trees and ordinary decoding; its states."""
 
 from __future__ import annotations
 
