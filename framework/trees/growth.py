@@ -39,8 +39,6 @@ class Growth:
     Every row that is not finished asks in every step. The draft is asked once for all rows, and children are
     drawn once for all rows that want them by the same law. Decoding and proofs both grow their trees here.
 
-    Attributes:
-        requests: the present requests to the draft; None when all trees are grown.
     """
 
     def __init__(
@@ -59,8 +57,22 @@ class Growth:
         self._levels: list[Tensor] = []
         self._asked: list[Request | Opening | None] = []
         self._waiting: list[int] = []
-        self.requests: Requests | None = None
+        self._counts: list[int] = []  # nodes that every row asks for
+        self._requests: Requests | None = None
         self._ask([None] * len(growing), resumed=range(len(growing)))
+
+    @property
+    def requests(self) -> Requests | None:
+        """Returns the present requests to the draft; None when all trees are grown."""
+        width = max(self._counts)
+        if self._requests is None and width:
+            counts = self._counts
+            tokens, parents = np.zeros((len(counts), width), np.int64), np.full((len(counts), width), -1)
+            for row, asked in enumerate(self._asked):
+                if asked is not None:
+                    tokens[row, : counts[row]], parents[row, : counts[row]] = asked.tokens, asked.parents
+            self._requests = Requests(torch.from_numpy(tokens), torch.from_numpy(parents), counts)
+        return self._requests
 
     @property
     def plan(self) -> LevelPlan | None:
@@ -99,9 +111,11 @@ class Growth:
 
     def follow(self, levels: Levels) -> None:
         """Grow all trees by the levels that a drafter grew by itself, following `plan`."""
-        self._levels.append(torch.zeros(()).expand(len(self._growing), 1, levels.vocab_size))
-        followed = [FollowedLevels(levels, row) for row in range(len(self._growing))]
-        while self.requests is not None:
+        # Their trees need the size and the dtype of a distribution, and no numbers.
+        probs = torch.zeros(()).expand(len(self._growing), 1, levels.vocab_size)
+        self._levels.append(probs)
+        followed = [FollowedLevels(levels, row, probs) for row in range(len(self._growing))]
+        while any(self._counts):
             answers: list[Any] = []
             for row, asked in enumerate(self._asked):
                 if not isinstance(asked, Opening | None):
@@ -145,14 +159,9 @@ class Growth:
                 if not isinstance(one, _ASKED) or not len(one.tokens):
                     raise _misasked(one)
                 asked[row], counts[row] = one, len(one.tokens)
-        self._asked, self.requests, width = asked, None, max(counts)
-        if width:
-            tokens, parents = np.zeros((len(asked), width), np.int64), np.full((len(asked), width), -1)
-            for row, request in enumerate(asked):
-                if request is not None:
-                    tokens[row, : counts[row]], parents[row, : counts[row]] = request.tokens, request.parents
-            self.requests = Requests(torch.from_numpy(tokens), torch.from_numpy(parents), counts)
-        elif self._waiting:
+        # A drafter that grows all levels by itself reads no requests, so they are made when they are read.
+        self._asked, self._counts, self._requests = asked, counts, None
+        if self._waiting and not any(counts):
             self._resume(resumed)
 
     def _resume(self, before: Sequence[int]) -> None:

@@ -20,6 +20,11 @@ from draftwood.base.validators import at_least, probability
 
 Nodes = NDArray[np.int64]
 
+Candidates = tuple[list[int], list[int], list[float]]
+"""Numbers, tokens and chances of the candidates below one node."""
+
+NO_CHILDREN: Candidates = ([], [], [])
+
 BLOCK = 64
 """Tokens of a block, whose most likely one says whether others of it can be among the best."""
 
@@ -192,21 +197,24 @@ class Levels:
             for level, width in enumerate(self.widths[1:])
         )
 
-    def children(self, row: int) -> dict[tuple[int, int], list[tuple[int, int, float]]]:
+    def children(self, row: int) -> dict[tuple[int, int], Candidates]:
         """The candidates of one row below every node that was expanded, the most valuable first.
 
         Returns:
-            By level and number of the node (-1 and 0 for the root): the number, token and chance of each
-            candidate below it.
+            By level and number of the node (-1 and 0 for the root): the numbers, tokens and chances of the
+            candidates below it.
         """
-        found: dict[tuple[int, int], list[tuple[int, int, float]]] = {}
+        found: dict[tuple[int, int], Candidates] = {}
         above = [1.0]
         for level, (tokens, parents, values) in enumerate(
             zip(self.tokens[row].tolist(), self.parents[row].tolist(), self.values[row].tolist(), strict=True)
         ):
             for number, (token, parent, value) in enumerate(zip(tokens, parents, values, strict=True)):
                 if value > 0:
-                    found.setdefault((level - 1, parent), []).append((number, token, value / above[parent]))
+                    numbers, below, chances = found.setdefault((level - 1, parent), ([], [], []))
+                    numbers.append(number)
+                    below.append(token)
+                    chances.append(value / above[parent])
             above = values
         return found
 

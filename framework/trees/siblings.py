@@ -15,7 +15,7 @@ from draftwood.base.errors import InvalidInput
 from draftwood.laws.ordered_draws import ChildDraws
 from draftwood.laws.proposals import Deterministic, DrawnChildren, Proposal, WithoutReplacement
 from draftwood.laws.randomness import NodeStreams, Randomness
-from draftwood.trees.level_plan import LevelPlan, Levels
+from draftwood.trees.level_plan import NO_CHILDREN, LevelPlan, Levels
 
 
 @attrs.define(eq=False)
@@ -202,26 +202,24 @@ class FollowedLevels:
     What a drafter did not expand has no children here: it is worth too little for any tree of the plan.
     """
 
-    def __init__(self, levels: Levels, row: int) -> None:
-        self._children, self._vocab_size = levels.children(row), levels.vocab_size
+    def __init__(self, levels: Levels, row: int, probs: Tensor) -> None:
+        """Start from the root; `probs` `[rows, nodes, vocab]` has the size and dtype of a distribution."""
+        self._children, self._probs = levels.children(row), probs
         self._nodes: list[tuple[int, int]] = []  # level and number of what was opened, by request number
 
     def open(self, opening: Opening) -> list[Siblings]:
         """The siblings of the nodes that the policy opens next."""
         found: list[Siblings] = []
-        probs = torch.zeros(()).expand(1, 1, self._vocab_size)
         for token, parent, count in zip(opening.tokens, opening.parents, opening.counts, strict=True):
             node = (-1, 0)
             if parent >= 0:
                 level, _ = self._nodes[parent]
-                siblings = self._children.get(self._nodes[parent], [])
-                node = next(
-                    ((level + 1, number) for number, one, _ in siblings if one == token), (level + 1, -1)
-                )
+                numbers, tokens, _ = self._children.get(self._nodes[parent], NO_CHILDREN)
+                node = level + 1, numbers[tokens.index(token)] if token in tokens else -1
             self._nodes.append(node)
-            below = self._children.get(node, [])[:count]
-            drawn = [token for _, token, _ in below], [chance for *_, chance in below]
-            found.append(_Likeliest(probs, 0, (0, 0), drawn, len(below)))
+            _, tokens, chances = self._children.get(node, NO_CHILDREN)
+            ranking = tokens[:count], chances[:count]
+            found.append(_Likeliest(self._probs, 0, (0, 0), ranking, len(ranking[0])))
         return found
 
 

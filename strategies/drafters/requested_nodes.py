@@ -175,27 +175,13 @@ class RequestedNodes:
 
         Nodes that were not fed, such as leaves, are left out, and pending for the next round.
         """
-        rows, longest = len(accepted), max(map(len, accepted), default=0)
-        tokens = np.full((rows, longest), -1, dtype=np.int64)
-        for row, of_row in enumerate(accepted):
-            tokens[row, : len(of_row)] = of_row
-        fed = np.arange(self._tokens.shape[1]) < self._fed[:, None]
-        roots = self._leads if self._root is None else np.full(rows, self._root)
-        numbers, above = [], np.full(rows, -1, dtype=np.int64)
-        alive = np.ones(rows, dtype=bool)
-        for depth in range(longest):
-            match = fed & (self._parents == above[:, None]) & (self._tokens == tokens[:, depth, None])
-            alive = alive & match.any(1)
-            if not alive.any():
-                break
-            above = match.argmax(1)
-            numbers.append(np.where(alive, above + roots, -1))
-        steps = np.stack(numbers, 1) if numbers else np.zeros((rows, 0), dtype=np.int64)
+        tokens, parents, fed = self._tokens.tolist(), self._parents.tolist(), self._fed.tolist()
         paths = []
-        for row, path in enumerate(steps.tolist()):
-            kept = [number for number in path if number >= 0]
-            paths.append([*range(roots[row] - self._leads[row], roots[row]), *kept] if kept else [])
-            self._pending[row] = [*self._pending[row], *accepted[row]][len(paths[row]) :]
+        for row, (of_row, lead) in enumerate(zip(accepted, self._leads.tolist(), strict=True)):
+            kept = _followed(of_row, tokens[row][: fed[row]], parents[row])
+            root = lead if self._root is None else self._root
+            paths.append([*range(root - lead, root), *[root + number for number in kept]] if kept else [])
+            self._pending[row] = [*self._pending[row], *of_row][len(paths[row]) :]
         self._begin()
         return paths
 
@@ -219,3 +205,16 @@ class RequestedNodes:
                 widened(numbers, max(nodes, 2 * have))
                 for numbers in (self._tokens, self._parents, self._depths)
             )
+
+
+def _followed(accepted: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
+    """The nodes, by request number, of the longest beginning of `accepted` that was fed, root first."""
+    path, above, node = list[int](), -1, -1
+    for token in accepted:
+        # A child was asked for after its parent, and after it in the same request.
+        node = next((n for n in range(node + 1, len(tokens)) if tokens[n] == token and parents[n] == above), -1)
+        if node < 0:
+            break
+        path.append(node)
+        above = node
+    return path
