@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 from draftwood import Deterministic, Growing, LevelPlan, Siblings, TokenTree, TreeBuilder
 
@@ -46,7 +47,7 @@ class LikelyPaths:
                 for token, chance in zip(siblings.tokens, siblings.chances, strict=True)
             ]
             self.tree.siblings[node] = siblings
-        found.sort(key=lambda one: -one[0])
+        found.sort(key=itemgetter(0), reverse=True)
         new = []
         for path_prob, node, token in found[:count]:
             if path_prob <= above:
@@ -61,7 +62,7 @@ class LikelyPaths:
         They hang together, and of siblings the first ones are among them: no node is worth more than its
         parent or an earlier sibling, and of equal ones the earlier comes first.
         """
-        ranked = sorted(range(1, len(self.tree)), key=lambda node: -self.path_probs[node])[:count]
+        ranked = sorted(range(1, len(self.tree)), key=self.path_probs.__getitem__, reverse=True)[:count]
         return [node for node in ranked if self.path_probs[node] > above]
 
     def finish(self, keep: Iterable[int]) -> TokenTree:
@@ -83,10 +84,10 @@ def most_likely_tree(root: int, plan: LevelPlan, *, announced: bool = True) -> G
     count = min(plan.budget, plan.candidates or plan.budget)
     for _ in range(plan.depth):
         drawn = yield paths.tree.open(level, Deterministic, plan.branching, plan=plan if announced else None)
-        new = paths.extend(level, drawn, count=count, above=plan.threshold)
+        # What the budget leaves out now leads to nothing that it would take in later.
+        new = paths.extend(level, drawn, count=count, above=best[0])
         for node in new:
             heapq.heappushpop(best, paths.path_probs[node])
-        # What the budget leaves out now leads to nothing that it would take in later.
         level = [node for node in new[: plan.width] if paths.path_probs[node] >= best[0]]
         if not level:
             break

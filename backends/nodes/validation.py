@@ -98,7 +98,9 @@ def padded_nodes(
     if len(valid) != rows or fewest < 0 or max(valid, default=n) > n:
         raise InvalidTree(f"Counts {valid} must be {rows} numbers from 0 to {n}, the nodes of a row.")
     on_host = tokens.is_cpu
-    tokens, parents = tokens.to(torch.int64), parents.to("cpu", torch.int64)
+    tokens = tokens if tokens.dtype == torch.int64 else tokens.to(torch.int64)
+    if not parents.is_cpu or parents.dtype != torch.int64:
+        parents = parents.to("cpu", torch.int64)
     if fewest < n:
         padding = torch.arange(n).unsqueeze(0) >= torch.tensor(valid).unsqueeze(1)
         parents = parents.masked_fill(padding, -1)
@@ -106,7 +108,7 @@ def padded_nodes(
             tokens = tokens.masked_fill(padding, 0)
     if on_host:
         ids = tokens.numpy()
-        if (ids.view(np.uint64) >= vocab).any():  # negative ones are large
+        if ids.size and ids.view(np.uint64).max() >= vocab:  # negative ones are large
             row, index = np.argwhere((ids < 0) | (ids >= vocab))[0]
             raise InvalidTree(
                 f"Node {have[row] + index} of row {row} holds token {ids[row, index]}; this model's "

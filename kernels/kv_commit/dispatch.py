@@ -49,13 +49,12 @@ def move(*, arenas: Sequence[Tensor], rows: ArrayLike, sources: ArrayLike, targe
     _check(arenas, row, source, target)
     if not len(row):
         return
-    most = int(np.bincount(row).max())
-    if not support.use_kernel("kv_commit", _objection(arenas, most)):
+    if not support.use_kernel("kv_commit", _objection(arenas, row)):
         reference.move(arenas=arenas, rows=row, sources=source, targets=target)
         return
     first = np.flatnonzero(np.diff(row, prepend=-1))  # of every row that moves
     last = np.append(first[1:], len(row))
-    configuration = next(choice for choice in CONFIGURATIONS if most <= choice.constants["MOVES"])
+    configuration = next(choice for choice in CONFIGURATIONS if _most(row) <= choice.constants["MOVES"])
     plan = np.concatenate(
         [
             np.array([_about(arena) for arena in arenas], np.int64).ravel(),
@@ -84,7 +83,12 @@ def _words(arena: Tensor) -> int:
     return arena.shape[-1] * arena.element_size() // 4
 
 
-def _objection(arenas: Sequence[Tensor], most: int) -> str | None:
+def _most(rows: Numbers) -> int:
+    """Moves of the row that has the most."""
+    return int(np.bincount(rows).max())
+
+
+def _objection(arenas: Sequence[Tensor], rows: Numbers) -> str | None:
     if (reason := support.objection(arenas[0])) is not None:
         return reason
     for arena in arenas:
@@ -92,7 +96,7 @@ def _objection(arenas: Sequence[Tensor], most: int) -> str | None:
             return f"its rows are {arena.dtype}"
         if arena.shape[-1] * arena.element_size() % 32:
             return f"its rows have {arena.shape[-1]} elements of {arena.dtype}, no multiple of 32 bytes"
-    if most > (limit := CONFIGURATIONS[-1].constants["MOVES"]):
+    if (most := _most(rows)) > (limit := CONFIGURATIONS[-1].constants["MOVES"]):
         return f"a row moves {most} slots, and the kernel holds {limit}"
     return layout_objection(**{f"arena {number}": arena for number, arena in enumerate(arenas)})
 
@@ -104,16 +108,18 @@ def _check(arenas: Sequence[Tensor], rows: Numbers, sources: Numbers, targets: N
         )
     have = min(arena.shape[1] for arena in arenas)
     slots = min(arena.shape[3] for arena in arenas)
-    outside = (rows < 0) | (rows >= have)
-    for places in (sources, targets):
-        outside |= (places < 0) | (places >= slots)
+    # Negative numbers are large.
+    outside = np.array([rows, sources, targets]).view(np.uint64) >= np.array([[have], [slots], [slots]], np.uint64)
+    written = rows * slots + targets
+    if not outside.any() and (written[1:] > written[:-1]).all():
+        return
     if outside.any():
-        move = outside.argmax()
+        move = outside.any(0).argmax()
         raise ValueError(
             f"A move from slot {sources[move]} to {targets[move]} of row {rows[move]} lies outside {have} "
             f"rows of {slots} slots."
         )
-    written = np.sort(rows * slots + targets)  # a quarter of what `np.unique` takes
+    written = np.sort(written)  # a quarter of what `np.unique` takes
     if (written[1:] == written[:-1]).any():
         raise ValueError(f"The moves write a slot twice: rows {rows.tolist()}, slots {targets.tolist()}.")
     if (rows[1:] < rows[:-1]).any():

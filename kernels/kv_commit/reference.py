@@ -1,11 +1,13 @@
-"""A commit of KV rows in plain PyTorch; README.md has its definition."""
+"""A commit of KV rows in one line of indexing; README.md has its definition."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from draftwood.kernels.transfer import sent
@@ -22,6 +24,18 @@ def move(*, arenas: Sequence[Tensor], rows: ArrayLike, sources: ArrayLike, targe
     """
     if not arenas:
         return
-    row, source, target = sent(np.array([rows, sources, targets], np.int64), arenas[0].device)
+    moves = np.array([rows, sources, targets], np.int64)
     for arena in arenas:
-        arena[:, row, :, target] = arena[:, row, :, source]
+        held: Any = arena
+        row, source, target = moves
+        if arena.is_cpu:
+            held = _bits(arena)  # numpy takes less than half of torch's time
+        else:
+            row, source, target = sent(moves, arena.device)
+        held[:, row, :, target] = held[:, row, :, source]
+
+
+def _bits(arena: Tensor) -> NDArray[Any]:
+    """The memory of `arena` as integers, since numpy lacks some of its types."""
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return arena.view(integers[arena.element_size()]).numpy()

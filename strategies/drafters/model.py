@@ -105,7 +105,7 @@ class ModelDrafter(Drafter):
         fed = self._round.take(requests, lengths=() if room is None else backend.lengths, room=room)
         logits = backend.extend(fed.tokens, fed.parents, fed.counts.tolist())
         if fed.lead is not None:
-            return logits[:, fed.lead :]
+            return logits[:, fed.lead :] if fed.lead else logits
         leads, counts = fed.leads, fed.counts - fed.leads
         # Nodes that were not fed get -inf; the others follow the tokens that came before them.
         columns = torch.from_numpy(np.minimum(leads[:, None] + np.arange(fed.width), fed.tokens.shape[1] - 1))

@@ -104,10 +104,10 @@ class RequestedNodes:
         if min(requested, default=0) < start:
             place = np.arange(rows)[:, None], self._requested[:, None] + np.arange(width)
         self._tokens[place] = requests.tokens.cpu().numpy()
-        self._parents[place] = requests.parents.numpy()
+        self._parents[place] = above = requests.parents.numpy()
         self._requested = self._requested + counts
         if room is not None:
-            self._deepen(requests.parents.numpy(), counts)
+            self._deepen(above, counts)
             self._exhausted |= (counts > 0) & (np.array(lengths) + self._leads + self._deepest >= room)
             counts[self._exhausted] = 0
         feeds = counts > 0
@@ -117,9 +117,9 @@ class RequestedNodes:
             ahead = self._leads * (feeds & (self._fed == 0))
             longest = int(ahead.max(initial=0))
             lead = longest if every and (ahead == longest).all() else None
-        self._fed = np.where(feeds, self._requested, self._fed)
+        self._fed = self._requested if every else np.where(feeds, self._requested, self._fed)
         self._unfed = self._unfed and not every
-        parents = requests.parents + torch.from_numpy(self._leads).unsqueeze(1)
+        parents = torch.from_numpy(above + self._leads[:, None])
         if not longest:
             return Fed(requests.tokens, parents, counts, ahead, width, lead)
         columns = torch.from_numpy(ahead[:, None] + np.arange(width))
