@@ -39,8 +39,12 @@ def kernels_enabled(on: bool) -> Iterator[None]:
         _override = before
 
 
+@cache
 def interpreted() -> bool:
-    """Returns whether Triton's interpreter runs kernels, on CPU tensors too; for tests, it is slow."""
+    """Returns whether Triton's interpreter runs kernels, on CPU tensors too; for tests, it is slow.
+
+    The environment is read once, as Triton reads it, and not for every call of a round.
+    """
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "y", "yes")
 
 
@@ -53,7 +57,7 @@ def objection_on(device: torch.device) -> str | None:
     """Returns why no kernel may run on `device`; None where one may."""
     if torch.compiler.is_compiling():
         return "the call is traced"
-    if device.type == "cpu" and not os.environ.get("TRITON_INTERPRET"):
+    if device.type == "cpu" and not interpreted():
         return "its tensors are on the CPU"
     if not enabled():
         return "kernels are switched off"

@@ -315,8 +315,7 @@ class PackedBackend(PackedPasses):
                 return None
             _, below = levels.nodes(root=n - 1)
             above = np.concatenate([parents.numpy(), below], 1)
-            staged = self._region.stage(above, [above.shape[1]] * rows)
-            self._region = self._region.accept(staged)
+            self._region = self._region.joined(above, [above.shape[1]] * rows)
         return levels
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:

@@ -12,8 +12,8 @@ here and sent, and nothing is read back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache, cached_property, lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property, lru_cache, partial
 from itertools import chain as joined
 from typing import Any
 
@@ -152,37 +152,54 @@ class Region:
     each new node see itself and its ancestors, by their columns, and nothing else; its depth is how many
     ancestors it has. What is staged and not accepted leaves no trace.
 
+    What the nodes see is worked out when a later call asks: mostly a commit comes first.
+
     Attributes:
         columns: how many are taken, padding included.
         counts: nodes of every row, `[rows]`.
-        depths: of every column `[rows, columns]`; of padding 0.
     """
 
     columns: int
     counts: Ints
-    depths: Ints = attrs.field(init=False)
-    # By column, one further on: entry 0 stands for the committed state, which sees nothing.
-    _bits: Bits
-    _depths: Ints
     # By region index.
     _parents: Ints
     _places: Ints
     _memo: Memo
+    # Bits and depths by column, one further on: entry 0 stands for the committed state, which sees nothing.
+    _given: tuple[Bits, Ints] | None = None
+    # The region before the last call, and what gives the call's nodes.
+    _last: tuple[Region, Callable[[], Staged]] | None = None
     # Without nodes; None where this is it.
     _root: Region | None = None
-
-    def __attrs_post_init__(self) -> None:
-        object.__setattr__(self, "depths", self._depths[:, 1:])
 
     @classmethod
     def empty(cls, rows: int) -> Region:
         """Rows without nodes."""
         none, bits = np.zeros((rows, 0), np.int64), np.zeros((rows, 1, 0), np.uint32)
-        return cls(0, np.zeros(rows, np.int64), bits, np.full((rows, 1), -1), none, none, Memo())
+        seen = bits, np.full((rows, 1), -1)
+        return cls(0, np.zeros(rows, np.int64), none, none, Memo(), seen)
 
     def cleared(self) -> Region:
         """The region without nodes."""
         return self._root or self
+
+    @property
+    def depths(self) -> Ints:
+        """Depths of every column, `[rows, columns]`; of padding 0."""
+        return self._seen[1][:, 1:]
+
+    @cached_property
+    def _seen(self) -> tuple[Bits, Ints]:
+        if self._last is None:
+            assert self._given is not None
+            return self._given
+        before, staged = self._last[0], self._last[1]()
+        held, depths = before._seen
+        rows, start = len(self.counts), 1 + staged.start
+        bits = np.zeros((rows, 1 + self.columns, words(self.columns)), np.uint32)
+        bits[:, :start, : held.shape[2]] = held
+        bits[:, start:] = staged.bits
+        return bits, np.concatenate([depths, staged.depths], 1)
 
     def stage(self, parents: Ints, counts: Sequence[int]) -> Staged:
         """Returns the nodes that a call would add to the region.
@@ -211,9 +228,10 @@ class Region:
             row = np.arange(rows)[:, None]
             old = self._places[row, np.where(inside, 0, parents)] + 1
             old[inside | (parents < 0)] = 0
-            held = self._bits[row, old, :width]
+            held, deep = self._seen
+            held = held[row, old, :width]
             bits[:, :n, : held.shape[2]] |= held
-            depths[:, :n] = self._depths[row, old] + 1
+            depths[:, :n] = deep[row, old] + 1
         if inside.any():
             depths[:, :n][inside] = 1
             _close(bits.reshape(-1, width), depths.reshape(-1), np.where(inside, above, n))
@@ -228,23 +246,34 @@ class Region:
         after: Region | None = self._memo.get(staged)
         if after is not None:
             return after
-        rows, n = staged.parents.shape
-        start, stop = staged.start, staged.start + n
-        bits = np.zeros((rows, 1 + stop, words(stop)), np.uint32)
-        bits[:, : 1 + start, : self._bits.shape[2]] = self._bits
-        bits[:, 1 + start :] = staged.bits
-        # Padding takes the indices after the valid nodes, which are the next call's.
-        row, index = np.arange(rows)[:, None], self.counts[:, None] + np.arange(n)
-        parents, places = np.zeros((2, rows, self._parents.shape[1] + n), np.int64)
-        parents[:, :-n], places[:, :-n] = self._parents, self._places
-        parents[row, index] = staged.parents
-        places[row, index] = np.arange(start, stop) if staged.columns is None else staged.columns
-        depths = np.concatenate([self._depths, staged.depths], 1)
-        total, memo = self.counts + staged.counts, self._memo
-        after = Region(stop, total, bits, depths, parents, places, memo, self.cleared())
-        if parents.size <= SMALL:
+        after = self._with(staged.parents, staged.counts, staged.columns, lambda: staged)
+        if after._parents.size <= SMALL:
             self._memo.keep(staged, after)
         return after
+
+    def joined(self, parents: Ints, counts: Sequence[int]) -> Region:
+        """The region with nodes whose pass is over, as `accept` gives it after `stage` of the same arguments.
+
+        Raises:
+            InvalidTree: a parent not before its child.
+        """
+        check_parents(parents, self.counts)
+        return self._with(parents, counts, None, partial(self.stage, parents, counts))
+
+    def _with(
+        self, parents: Ints, counts: Sequence[int], columns: Ints | None, staged: Callable[[], Staged]
+    ) -> Region:
+        """The region with nodes in these `columns`, None for their order, and what `staged` says of them."""
+        rows, n = parents.shape
+        stop = self.columns + n
+        # Padding takes the indices after the valid nodes, which are the next call's.
+        row, index = np.arange(rows)[:, None], self.counts[:, None] + np.arange(n)
+        above, places = np.zeros((2, rows, self._parents.shape[1] + n), np.int64)
+        above[:, :-n], places[:, :-n] = self._parents, self._places
+        above[row, index] = parents
+        places[row, index] = np.arange(self.columns, stop) if columns is None else columns
+        total, memo = self.counts + counts, self._memo
+        return Region(stop, total, above, places, memo, last=(self, staged), root=self.cleared())
 
     def keep(self, rows: Sequence[int]) -> Region:
         """The region of these rows only, in this order."""
@@ -253,8 +282,9 @@ class Region:
             return empty
         at = np.array(rows, np.int64)
         parents, places = self._parents[at], self._places[at]
-        counts, bits, depths = self.counts[at], self._bits[at], self._depths[at]
-        return Region(self.columns, counts, bits, depths, parents, places, Memo(), empty)
+        bits, depths = self._seen
+        seen = bits[at], depths[at]
+        return Region(self.columns, self.counts[at], parents, places, Memo(), seen, root=empty)
 
     def accepted(self, paths: Sequence[Sequence[int]]) -> Accepted:
         """Columns of the nodes of every row's path, which names them by region index.

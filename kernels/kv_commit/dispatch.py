@@ -54,7 +54,8 @@ def move(*, arenas: Sequence[Tensor], rows: ArrayLike, sources: ArrayLike, targe
         return
     first = np.flatnonzero(np.diff(row, prepend=-1))  # of every row that moves
     last = np.append(first[1:], len(row))
-    configuration = next(choice for choice in CONFIGURATIONS if _most(row) <= choice.constants["MOVES"])
+    most = _most(row)
+    configuration = next(choice for choice in CONFIGURATIONS if most <= choice.constants["MOVES"])
     plan = np.concatenate(
         [
             np.array([_about(arena) for arena in arenas], np.int64).ravel(),
@@ -109,7 +110,9 @@ def _check(arenas: Sequence[Tensor], rows: Numbers, sources: Numbers, targets: N
     have = min(arena.shape[1] for arena in arenas)
     slots = min(arena.shape[3] for arena in arenas)
     # Negative numbers are large.
-    outside = np.array([rows, sources, targets]).view(np.uint64) >= np.array([[have], [slots], [slots]], np.uint64)
+    outside = np.array([rows, sources, targets]).view(np.uint64) >= np.array(
+        [[have], [slots], [slots]], np.uint64
+    )
     written = rows * slots + targets
     if not outside.any() and (written[1:] > written[:-1]).all():
         return

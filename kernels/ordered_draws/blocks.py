@@ -29,10 +29,11 @@ class BlockDraws:
         nodes, vocab = probs.shape
         whole = vocab // BLOCK
         # In the weights' own dtype, whose rounding they have anyway: converting costs ten times as much.
-        parts = [probs[:, : whole * BLOCK].view(nodes, whole, BLOCK).sum(-1)] if whole else []
-        if whole * BLOCK < vocab:
-            parts.append(probs[:, whole * BLOCK :].sum(-1, keepdim=True))
-        sums = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        if whole * BLOCK == vocab:
+            sums = probs.view(nodes, whole, BLOCK).sum(-1)
+        else:
+            parts = [probs[:, : whole * BLOCK].unflatten(-1, (whole, BLOCK)).sum(-1)] if whole else []
+            sums = torch.cat([*parts, probs[:, whole * BLOCK :].sum(-1, keepdim=True)], -1)
         self._sums = sums.numpy().astype(np.float64)
         self._probs = probs.numpy()
         self._tokens = np.empty((nodes, most), dtype=np.int64)

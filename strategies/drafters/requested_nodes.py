@@ -212,7 +212,9 @@ def _followed(accepted: Sequence[int], tokens: Sequence[int], parents: Sequence[
     path, above, node = list[int](), -1, -1
     for token in accepted:
         # A child was asked for after its parent, and after it in the same request.
-        node = next((n for n in range(node + 1, len(tokens)) if tokens[n] == token and parents[n] == above), -1)
+        node = next(
+            (n for n in range(node + 1, len(tokens)) if tokens[n] == token and parents[n] == above), -1
+        )
         if node < 0:
             break
         path.append(node)

@@ -58,7 +58,8 @@ def test_a_region_grown_call_by_call_sees_ancestors(reorder: bool, seed: int) ->
                 expected = {columns[row][ancestor] for ancestor in path}
                 assert set(np.flatnonzero(visible[row, node])) == expected
                 assert depths[row, node] == len(path) - 1
-        region = region.accept(staged)
+        joins = staged.columns is None and rng.random() < 0.5
+        region = region.joined(call, counts) if joins else region.accept(staged)
     assert region.counts.tolist() == [len(row) for row in parents]
     paths = [path_to(len(row) - 1, row) if row else [] for row in parents]
     expected_columns = [[row[node] for node in path] for row, path in zip(columns, paths, strict=True)]

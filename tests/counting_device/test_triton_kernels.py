@@ -209,7 +209,7 @@ def test_kernels_that_are_switched_off_are_not_launched(monkeypatch: pytest.Monk
     results = {}
     for switches in ("on", "off", "no interpreter"):
         if switches == "no interpreter":
-            monkeypatch.delenv("TRITON_INTERPRET")
+            monkeypatch.setattr(support, "interpreted", lambda: False)
             # A build of torch for CUDA would launch: its kernels run on this device.
             monkeypatch.setattr(support, "_device_objection", lambda device: "the kernels are made for CUDA")
         with counting_device() as device, kernels_enabled(switches != "off"):

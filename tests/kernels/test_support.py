@@ -28,7 +28,7 @@ def test_the_switch_is_above_the_environment(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_references_serve_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(support, "interpreted", lambda: False)
     assert support.objection(torch.ones(1)) == "its tensors are on the CPU"
     assert support.objection(torch.ones(1, device="meta")) == "its tensors are on the META"
 
