@@ -21,6 +21,7 @@ from draftwood.backends.model.features import Features
 from draftwood.backends.model.model_pass import ModelPass
 from draftwood.backends.openvino import kept_models
 from draftwood.backends.openvino.function import PassFunction
+from draftwood.backends.openvino.graph_changes import fold_numbers, in_float32
 from draftwood.base.errors import DraftwoodError, InvalidInput, UnsupportedModel
 from draftwood.base.machine_faults import machine_fault
 
@@ -31,6 +32,9 @@ Weights = Literal["int8", "int4"]
 
 GROUP = 64
 """Weights of 4 bits that share a scale."""
+
+ACTIVATION_GROUP = 32
+"""Numbers of an activation that share a scale where they are rounded: OpenVINO's own choice."""
 
 
 class ConvertibleFunction(Protocol):
@@ -187,8 +191,7 @@ def compiled(
         "NUM_STREAMS": 1,
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         "INFERENCE_PRECISION_HINT": "bf16" if dtype == torch.bfloat16 else "f32",
-        # Activations are not rounded.
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": _rounded_together(weights, dtype),
     }
     core, key = openvino.Core(), None
     if kept_models.folder() is not None and (content := function.content()) is not None:
@@ -209,6 +212,14 @@ def compiled(
     return found
 
 
+def _rounded_together(weights: Weights | None, dtype: torch.dtype) -> int:
+    """Numbers of an activation that are rounded to 8 bits by one scale; 0: activations are not rounded.
+
+    In bfloat16 this adds no more error than bfloat16 has, and halves the time of a pass over rounded weights.
+    """
+    return ACTIVATION_GROUP if weights is not None and dtype == torch.bfloat16 else 0
+
+
 def _converted(function: Any, example: tuple[Tensor, ...], weights: Weights | None) -> Any:
     """The model that OpenVINO makes of `function`, with weights of these bits."""
     import openvino
@@ -219,26 +230,11 @@ def _converted(function: Any, example: tuple[Tensor, ...], weights: Weights | No
         # By itself OpenVINO would trace three times, to compare the traces.
         traced = torch.jit.trace(function, example, check_trace=False)
         model = openvino.convert_model(traced, example_input=example)
-    _fold_numbers(model)
-    return model if weights is None else _rounded(model, weights)
-
-
-def _fold_numbers(model: Any) -> None:
-    """Put single numbers that are converted to another type in place of their conversion.
-
-    OpenVINO would keep these conversions. Then it would not see that a model rotates queries and keys, and
-    would compute that by many operations in place of one.
-    """
-    import openvino
-
-    for node in model.get_ops():
-        if node.get_type_name() != "Convert":
-            continue
-        source, kind = node.input_value(0).get_node(), node.output(0).get_element_type()
-        if source.get_type_name() == "Constant" and not list(source.shape) and kind.is_real():
-            number = openvino.op.Constant(kind, openvino.Shape([]), [float(source.data)])
-            for reader in node.output(0).get_target_inputs():
-                reader.replace_source_output(number.output(0))
+    fold_numbers(model)
+    if weights is not None:
+        model = _rounded(model, weights)
+    in_float32(model)
+    return model
 
 
 def _need_nncf(weights: Weights) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,7 @@ class OpenVinoRunner(Runner):
         self._values: WeightValues | None = None  # of which the engine holds copies
         self._reader: Any = None
         self._requests: OrderedDict[Any, Any] = OrderedDict()
+        self._reading: Request | None = None  # of the last prompt
         self._bound: Bound | None = None
         self._recent: deque[int] = deque(maxlen=RECENT)
         self._by_level = False  # since a call over all levels cannot be converted
@@ -97,12 +99,13 @@ class OpenVinoRunner(Runner):
             cache.settle(slots=inputs.stop)
         one = self._current()
         bound = self._bound_to(inputs, rows=exact.rows, stop=inputs.stop)
-        nodes = nodes_of(exact.nodes)
-        if inputs.texts is None:
-            nodes = self._steady(nodes)
+        reads = inputs.texts is not None
+        # Padding takes as long as tokens do, and prompts seldom have the same length.
+        nodes = exact.nodes if reads else self._steady(nodes_of(exact.nodes))
         wanted = inputs.wanted if inputs.wanted or inputs.wanted is None else [exact.nodes - 1]
         shape = RequestShape(exact.rows, nodes, cache.plan.slots, nodes if wanted is None else len(wanted))
-        request = self._request(shape, lambda: Request(one, shape, vocab=self._vocab, width=one.width))
+        new = partial(Request, one, shape, vocab=self._vocab, width=one.width)
+        request = self._reading_request(shape, new) if reads else self._request(shape, new)
         request.fill(inputs, longest=self._longest)
         logits, features = request.run(bound, wanted)
         request.keep(bound, start=inputs.start, stop=inputs.stop)
@@ -171,6 +174,7 @@ class OpenVinoRunner(Runner):
         reader = self._pass.reader
         if self._converted is None or reader is not self._reader:
             self._requests.clear()
+            self._reading = None
             self._converted = None  # its weights go before there are others
             self._converted = converted(
                 self._model, self._pass, reader=reader, vocab=self._vocab, longest=self._longest
@@ -191,6 +195,13 @@ class OpenVinoRunner(Runner):
         # The cache keeps what has been written when its buffers are made anew.
         cache.write(inputs.above, inputs.above + inputs.shape.rows, start=inputs.start, stop=stop)
         return self._bound
+
+    def _reading_request(self, shape: RequestShape, new: Callable[[], Request]) -> Request:
+        """The request for a prompt. Only the last one is kept: they are large, and lengths seldom repeat."""
+        if self._reading is None or self._reading.shape != shape:
+            self._reading = None  # its memory goes before there is another
+            self._reading = new()
+        return self._reading
 
     def _request(self, shape: Any, new: Callable[[], Any]) -> Any:
         """The request for a shape; the one that was longest unused goes where there are many."""

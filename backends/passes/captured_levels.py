@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
 import numpy as np
 import torch
 from torch import Tensor
 
 from draftwood.backends.model.model_pass import ModelPass
-from draftwood.backends.nodes.buckets import Shape, nodes_bucket
+from draftwood.backends.nodes.buckets import Shape
 from draftwood.backends.nodes.pass_inputs import Held, Inputs, padded
 from draftwood.backends.nodes.region import Ints
 from draftwood.trees.level_plan import GrowingLevels, LevelPlan
@@ -21,6 +23,9 @@ COLUMNS = 512
 
 CPU_NODES = 32
 """Nodes of a level of all rows at most on a CPU, where those that nobody wants cost as much as others."""
+
+SHRINKS = 0.75
+"""Nodes of a level that need expanding, over those of the level above, at most in nearly all trees."""
 
 
 def widths_that_pay(
@@ -36,12 +41,26 @@ def widths_that_pay(
         vocab_size: of its logits.
         device: where it runs.
     """
-    on_cpu = device.type == "cpu"
-    # There a node costs, and half of the budget is seldom too few for a level.
-    most = nodes_bucket(-(-plan.budget // 2) if on_cpu else plan.budget)
-    widths = plan.widths(most, vocab_size=vocab_size)
-    few = not on_cpu or rows * max(widths) <= CPU_NODES
-    return widths if few and layers * plan.depth <= LAYERS and nodes + sum(widths) <= COLUMNS else None
+    widths = plan.widths(plan.budget, vocab_size=vocab_size)
+    if device.type == "cpu":
+        if rows * -(-plan.budget // 2) > CPU_NODES:
+            return None
+        widths = tuple(
+            min(width, _expected(plan, level), CPU_NODES // rows) for level, width in enumerate(widths)
+        )
+    fits = layers * plan.depth <= LAYERS and nodes + sum(widths) <= COLUMNS
+    return widths if fits else None
+
+
+def _expected(plan: LevelPlan, level: int) -> int:
+    """Nodes of a level that are expanded on a CPU, where each costs: seldom fewer than a tree needs.
+
+    A node needs expanding if the tree may hold a child of it, and the deeper a level is, the fewer of its
+    nodes do. More are only needed where no level has many, as with a beam.
+    """
+    if level == 0:
+        return 1
+    return max(math.ceil((plan.budget - 1) * SHRINKS**level), -(-plan.budget // plan.depth))
 
 
 @attrs.frozen

@@ -15,11 +15,13 @@ from transformers import AutoModelForCausalLM
 
 from draftwood import load
 from draftwood.apps.files.machine import device_name
+from draftwood.base.errors import InvalidInput
 
 
 def engine_passes(
     folders: Annotated[Path, typer.Argument(help="What engine-folders wrote.")],
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    weights: Annotated[str, typer.Option(help="Rounded weights: int8; default: as they are.")] = "",
     nodes: Annotated[str, typer.Option(help="Nodes of the passes.")] = "1,5,9,17",
     context: Annotated[int, typer.Option(help="Tokens before them.", min=1)] = 256,
     repetitions: Annotated[int, typer.Option(help="Timed passes of each kind, in turns.", min=1)] = 40,
@@ -28,16 +30,22 @@ def engine_passes(
     """Time passes of draftwood over OpenVINO, and stateful passes of what optimum-intel exported.
 
     Times are of whole calls: for draftwood a tree's pass with its masks and the commit of its root. Shows the
-    fastest, as other programs only make passes slower, and the median.
+    fastest, as other programs only make passes slower, and the median. Over rounded weights the engine rounds
+    activations too, and draftwood does so in bfloat16 only.
     """
     torch.set_num_threads(threads)
+    rounded: Any = weights or None
+    exported = folders / (f"openvino-{weights}" if weights else "openvino") / "target"
+    if not (exported / "openvino_model.xml").is_file():
+        raise InvalidInput(f"weights={weights!r}: there is no {exported}; run engine-folders, or give int8.")
     model = AutoModelForCausalLM.from_pretrained(folders / "target", dtype=getattr(torch, dtype)).eval()
     vocab = model.config.vocab_size
     text = (17 * np.arange(context) + 11) % vocab
-    ours: Any = load(model, engine="openvino")
-    own = Stateful(folders / "openvino" / "target", text, dtype=dtype, threads=threads)
+    ours: Any = load(model, engine="openvino", weights=rounded)
+    own = Stateful(exported, text, dtype=dtype, threads=threads)
     ours.prefill([torch.from_numpy(text)])
-    typer.echo(f"{device_name()}: {folders}, {dtype}, {context} tokens before; ms, fastest and median")
+    kind = f"{dtype}, {weights}" if weights else dtype
+    typer.echo(f"{device_name()}: {folders}, {kind}, {context} tokens before; ms, fastest and median")
     typer.echo(f"{'nodes':>6}{'draftwood':>18}{'engine':>18}{'ratio':>8}{'CPU':>8}{'engine':>8}{'ratio':>8}")
     for count in map(int, nodes.split(",")):
         tokens = (np.arange(count) + 5) % vocab
@@ -68,7 +76,7 @@ class Stateful:
     """The model that optimum-intel exported, whose keys and values are in the engine's own state."""
 
     def __init__(self, folder: Path, text: Any, *, dtype: str, threads: int) -> None:
-        """Compile the model of `folder` and read `text`, `[tokens]`."""
+        """Compile the model of `folder` and read `text`, `[tokens]`; all other options are the engine's own."""
         import openvino
 
         options = {
@@ -77,7 +85,6 @@ class Stateful:
             "INFERENCE_NUM_THREADS": threads,
             "INFERENCE_PRECISION_HINT": {"float32": "f32", "bfloat16": "bf16"}[dtype],
             "KV_CACHE_PRECISION": {"float32": "f32", "bfloat16": "bf16"}[dtype],
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
         }
         compiled = openvino.Core().compile_model(str(folder / "openvino_model.xml"), "CPU", options)
         self._request, self._length = compiled.create_infer_request(), 0

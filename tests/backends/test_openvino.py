@@ -184,6 +184,38 @@ def test_weights_of_few_bits_make_another_model_that_trees_follow(weights: Any) 
     assert 1e-3 < off < (0.5 if weights == "int8" else 8.0)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "weights"),
+    [
+        (torch.float32, "int8"),
+        (torch.bfloat16, None),
+        (torch.bfloat16, "int8"),
+        (torch.bfloat16, "int4"),
+    ],
+)
+def test_every_precision_keeps_the_fast_forms(dtype: torch.dtype, weights: Any) -> None:
+    # In bfloat16 rounded weights were unpacked when they were compiled, and rotations took ten operations.
+    model = tiny(hidden_size=64, intermediate_size=64).to(dtype)
+    kinds = [node.get_rt_info()["layerType"].value for node in compiled_nodes(model, weights)]
+    linear = sum(isinstance(part, torch.nn.Linear) for part in model.modules())
+    assert kinds.count("FullyConnected") == linear
+    assert kinds.count("RoPE") == 2 * len(model.model.layers)
+
+
+def compiled_nodes(model: Any, weights: Any) -> list[Any]:
+    """The nodes of the graph that OpenVINO runs for the passes of `model`."""
+    backend: Any = load(model, engine="openvino", weights=weights)
+    nodes: list[Any] = backend._runner._converted.compiled.get_runtime_model().get_ops()
+    return nodes
+
+
+def test_prompts_are_not_padded() -> None:
+    backend: Any = load(tiny(), engine="openvino")
+    backend.prefill([torch.tensor(words(101))])
+    # A prompt's last token is the first root.
+    assert backend._runner._reading.shape.nodes == 101 and backend.lengths == [101]
+
+
 def test_auto_says_what_it_chose(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "draftwood"):
         chosen: Any = load(tiny(), engine="auto")

@@ -1,0 +1,52 @@
+"""Changes of a converted graph, after which OpenVINO finds faster forms of its parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def fold_numbers(model: Any) -> None:
+    """Put single numbers that are converted to another type in place of their conversion.
+
+    OpenVINO would keep these conversions. Then it would not see that a model rotates queries and keys, and
+    would compute that by many operations in place of one.
+    """
+    import openvino
+
+    for node in model.get_ops():
+        if node.get_type_name() != "Convert":
+            continue
+        source, kind = node.input_value(0).get_node(), node.output(0).get_element_type()
+        if source.get_type_name() == "Constant" and not list(source.shape) and kind.is_real():
+            number = openvino.op.Constant(kind, openvino.Shape([]), [float(source.data)])
+            for reader in node.output(0).get_target_inputs():
+                reader.replace_source_output(number.output(0))
+
+
+def in_float32(model: Any) -> None:
+    """Compute in float32 what a graph computes in bfloat16; its weights, inputs and outputs keep their types.
+
+    A graph's types do not say in what precision OpenVINO runs it. But only where they are float32 does it see
+    rotations and rounded weights, which it would otherwise compute by many operations, or not keep rounded.
+    """
+    import openvino
+    from openvino import opset13
+
+    narrow = openvino.Type.bf16
+    given = [result.input_value(0).get_element_type() for result in model.get_results()]
+    for node in model.get_ordered_ops():
+        kind = node.get_type_name()
+        if node.get_output_size() != 1 or node.output(0).get_element_type() != narrow:
+            continue
+        if kind in ("Constant", "Parameter", "Convert"):
+            source = node.input_value(0) if kind == "Convert" else node.output(0)
+            wide = source
+            readers = node.output(0).get_target_inputs()
+            if source.get_element_type() != openvino.Type.f32:
+                wide = opset13.convert(source, openvino.Type.f32).output(0)
+            for reader in readers:
+                reader.replace_source_output(wide)
+    for result, kind in zip(model.get_results(), given, strict=True):
+        if kind == narrow:
+            result.input(0).replace_source_output(opset13.convert(result.input_value(0), narrow).output(0))
+    model.validate_nodes_and_infer_types()
