@@ -112,7 +112,7 @@ class GgufBackend(StateBackend):
                 "llama.cpp; use fewer rows or a smaller tree budget."
             ) from None
         self._check_positions(placed)
-        logits = torch.zeros(len(valid), tokens.shape[1], self.vocab_size)
+        logits = torch.empty(len(valid), tokens.shape[1], self.vocab_size)
         call = Tokens(
             [token for row, count in zip(tokens.tolist(), valid, strict=True) for token in row[:count]],
             [position for row in placed for position in row.positions],
