@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -30,13 +31,31 @@ class GgufModel:
 
     def logits(self, tokens: list[int]) -> Tensor:
         """Returns the logits `[vocab]` after a text, which is read from its beginning."""
+        return self.continued(tokens[:-1], [tokens[-1:]])[0][0]
+
+    def continued(self, text: Sequence[int], paths: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Returns the logits `[len(path), vocab]` after each token of every path, one path after the other.
+
+        Args:
+            text: what comes before every path; it is read once.
+            paths: tokens that follow, at least one.
+        """
         if self._context is None:
             self._context = Context(self.weights, self.settings)
-        context, count = self._context, len(tokens)
-        context.reserve(cells=count, sequences=1)
-        wanted = [False] * (count - 1) + [True]
+        context, begun = self._context, len(text)
+        context.reserve(cells=begun + max(map(len, paths)), sequences=1)
         try:
-            found = context.decode(Tokens(tokens, range(count), [(0,)] * count, wanted))
-            return torch.tensor(found[0])
+            context.decode(_of_one(text, start=0, wanted=False))
+            found = list[Tensor]()
+            for path in paths:
+                context.cut(0, length=begun)
+                found.append(torch.tensor(context.decode(_of_one(path, start=begun, wanted=True))))
+            return found
         finally:
             context.cut(0, length=0)
+
+
+def _of_one(tokens: Sequence[int], *, start: int, wanted: bool) -> Tokens:
+    """A call of one sequence."""
+    count = len(tokens)
+    return Tokens(tokens, range(start, start + count), [(0,)] * count, [wanted] * count)

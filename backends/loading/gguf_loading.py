@@ -134,38 +134,32 @@ def _refuse_kind(weights: Weights, header: GgufHeader, file: Path) -> None:
 
 def _disagreement(backend: GgufBackend, *, least: float) -> str | None:
     """Why trees of `backend`, without rows, do not agree with the model's own decoding; None where they do."""
-    vocab, own = backend.vocab_size, backend.model.logits
+    vocab = backend.vocab_size
     texts = [[(17 * place + 11 + 29 * row) % vocab for place in range(n)] for row, n in enumerate((14, 21))]
-    nodes = [(13 * place + 7) % vocab for place in range(9)]
+    nodes = [(13 * place + 7) % vocab for place in range(10)]
     # Siblings are far from their parents; the second call extends leaves and inner nodes of the first.
-    parents, path, later = [-1, 0, 0, 0, 1, 1, 4], [0, 1, 4, 6], [6, 1]
+    parents, later, path = [-1, 0, 0, 0, 1, 1, 4], [6, 1], [0, 1, 4, 6]
     first = backend.first_logits([torch.tensor(text) for text in texts])
     tree = backend.extend(torch.tensor([nodes[:7]] * 2), torch.tensor([parents] * 2))
-    more = backend.extend(torch.tensor([nodes[7:]] * 2), torch.tensor([later] * 2))
+    more = backend.extend(torch.tensor([nodes[7:9]] * 2), torch.tensor([later] * 2))
     backend.commit([path] * 2)
-    after = backend.extend(torch.tensor([[5]] * 2), torch.tensor([[-1]] * 2))
+    after = backend.extend(torch.tensor([nodes[9:]] * 2), torch.tensor([[-1]] * 2))
     backend.release()
-    found, expected = list[Tensor](), list[Tensor]()
+    ways = [[*path, 7], [0, 3], [0, 1, 5], [0, 1, 8], [*path, 9]]
+    found, expected, rounding = list[Tensor](), list[Tensor](), 0.0
     for row, text in enumerate(texts):
-        paths = [[0], [0, 1], [0, 3], path, [0, 1, 5]]
-        found += [first[row], *(tree[row, one[-1]] for one in paths), *more[row], after[row, 0]]
-        written = [[nodes[node] for node in one] for one in paths]
-        written += [[*written[3], nodes[7]], [nodes[0], nodes[1], nodes[8]], [*written[3], 5]]
-        expected += [own(text), *(own([*text, *one]) for one in written)]
+        own = backend.model.continued(text, [[nodes[node] for node in way] for way in ways])
+        found += [*tree[row, path], more[row, 0], tree[row, 3], tree[row, 5], more[row, 1], after[row, 0]]
+        expected += [*own[0], *(logits[-1] for logits in own[1:])]
+        found.append(first[row])
+        expected.append(backend.model.logits(text))
+        # What rounding does: the same token, read together with others and by itself.
+        again = backend.model.logits([*text, *(nodes[node] for node in path)])
+        rounding = max(rounding, difference(again[None], own[0][None, len(path) - 1]))
     off = difference(torch.stack(found), torch.stack(expected))
-    allowed = min(MOST, max(least, ROUNDING * _rounding(backend, texts[1])))
+    allowed = min(MOST, max(least, ROUNDING * rounding))
     # The negation catches NaN too.
     if not off <= allowed:
         return f"logits differ by {off:.2g} of their spread, more than {allowed:.2g}"
     return None
 
-
-def _rounding(backend: GgufBackend, text: list[int]) -> float:
-    """What rounding does: logits of tokens that are read one by one, and all at once."""
-    backend.prefill([torch.tensor(text[:1])])
-    steps = []
-    for token in text[1:]:
-        steps.append(backend.extend(torch.tensor([[token]]), torch.tensor([[-1]]))[0, 0])
-        backend.commit([[0]])
-    backend.release()
-    return difference(steps[-1][None], backend.model.logits(text)[None])

@@ -1,0 +1,140 @@
+"""Texts over GGUF files: greedy ones are llama.cpp's own, sampled ones have the target's law."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("llama_cpp", reason="the extra `gguf` brings it")
+pytest.importorskip("gguf", reason="the extra `gguf` brings it")
+
+from draftwood import InvalidInput, SamplingParams, SpeculativeDecoder, UnsupportedModel, create, load, zoo
+from draftwood.backends import load_gguf
+from draftwood.backends.gguf.backend import GgufBackend
+from draftwood.backends.gguf.tokenizer import read_tokenizer
+from draftwood.backends.loading import gguf_loading
+from draftwood.drafters import ModelDrafter
+from draftwood.policies import Chain, DySpec
+from draftwood.verifiers import RecursiveRejection, Traversal
+from tests.framework.enumerated import PROMPT, error, sequential_law, written_law
+from tests.gguf_models.files import FORMATS, greedy, random_file, zoo_file
+
+pytestmark = pytest.mark.gguf
+
+RECIPES = {"opt-tree": {"budget": 8, "depth": 4}, "eagle2": {}, "leviathan": {}}
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gguf")
+
+
+def prompts() -> list[list[int]]:
+    texts = ["Question: Nina reads 18 pages a day.", "def parse_date(text):\n", "It was"]
+    return [zoo.tokenizer()(text)["input_ids"] for text in texts]
+
+
+def written(target: Any, draft: Any, recipe: str, count: int) -> list[list[int]]:
+    policy = create("recipes", recipe, RECIPES[recipe]).policy
+    drafter = create("drafters", "model", {"backend": draft})
+    decoder = SpeculativeDecoder(target, drafter, policy, create("verifiers", "greedy"))
+    out: Any = decoder.generate(prompts(), max_new_tokens=count, eos_token_id=[], return_dict_in_generate=True)
+    return out.tokens
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_greedy_texts_are_those_of_llama_cpp(folder: Path, kind: str) -> None:
+    target = load(zoo_file(folder, kind))
+    draft = load(zoo_file(folder, "F32", "llama-draft"))
+    assert isinstance(target, GgufBackend)
+    own = [greedy(target.model, prompt, 32) for prompt in prompts()]
+    for recipe in RECIPES:
+        for ours, (theirs, gaps) in zip(written(target, draft, recipe, 32), own, strict=True):
+            same = next((place for place, pair in enumerate(zip(ours, theirs, strict=True)) if len(set(pair)) > 1), None)
+            # Rounding may decide between tokens that are nearly as likely.
+            assert same is None or (kind != "F32" and gaps[same] < 0.25), (recipe, ours, theirs)
+
+
+def test_targets_and_drafts_of_either_kind_write_the_same(folder: Path) -> None:
+    files = [load(zoo_file(folder, "F32", name)) for name in ("llama-7m", "llama-draft")]
+    models = [load(zoo.path(name)) for name in ("llama-7m", "llama-draft")]
+    texts = [
+        written(target, draft, "opt-tree", 24)
+        for target in (files[0], models[0])
+        for draft in (files[1], models[1])
+    ]
+    assert texts[0] == texts[1] == texts[2] == texts[3]
+
+
+@pytest.mark.parametrize(("policy", "verifier"), [(Chain(2), RecursiveRejection()), (DySpec(3), Traversal())])
+def test_sampled_texts_have_the_law_of_the_target(folder: Path, policy: Any, verifier: Any) -> None:
+    """By enumeration of all that chance may decide."""
+    target = load_gguf(random_file(folder / "four.gguf", vocab=4, seed=1), threads=1)
+    draft = load_gguf(random_file(folder / "small.gguf", vocab=4, layers=1, seed=2), threads=1)
+    decoder = SpeculativeDecoder(target, ModelDrafter(draft), policy, verifier)
+    sampling = SamplingParams(temperature=1.3, top_k=3)
+    law = written_law(decoder, tokens=2, sampling=sampling)
+    expected = sequential_law(
+        target.model,
+        lambda _, logits: sampling.distribution(logits.double()),
+        tokens=2,
+    )
+    assert len(expected) > 4
+    assert error(law, expected) < 1e-5
+    assert PROMPT
+
+
+def test_the_tokenizer_is_that_of_the_folder(folder: Path) -> None:
+    ours, theirs = read_tokenizer(zoo_file(folder, "F32")), zoo.tokenizer()
+    assert ours.get_vocab() == theirs.get_vocab()
+    assert (ours.eos_token_id, ours.pad_token_id) == (theirs.eos_token_id, theirs.pad_token_id)
+    for text in ("Hello world", "", "naïve – 東京 \U0001f600 x", "  two  spaces\n\tx", "<|endoftext|> a"):
+        numbers = ours(text)["input_ids"]
+        assert numbers == theirs(text)["input_ids"]
+        assert ours.decode(numbers) == text
+        assert ours.decode(numbers, skip_special_tokens=True) == theirs.decode(numbers, skip_special_tokens=True)
+    assert ours(["a b", "c"])["input_ids"] == theirs(["a b", "c"])["input_ids"]
+    with pytest.raises(UnsupportedModel, match="holds no tokenizer"):
+        read_tokenizer(random_file(folder / "wordless.gguf"))
+
+
+def test_a_backend_that_misreads_trees_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = random_file(folder / "wrong.gguf")
+    extend = GgufBackend.extend
+    monkeypatch.setattr(GgufBackend, "extend", lambda self, *args: extend(self, *args) * 1.01)
+    with pytest.raises(UnsupportedModel, match="do not give what llama.cpp's own decoding gives: logits differ by"):
+        load(file)
+
+
+def test_files_that_no_backend_runs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = tmp_path / "cut.gguf"
+    whole = zoo_file(folder, "F32", "llama-draft").read_bytes()
+    cut.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UnsupportedModel, match="llama.cpp does not read"):
+        load(cut)
+    fine = random_file(folder / "fine.gguf")
+    with pytest.raises(InvalidInput, match="device is 'cuda', and llama-cpp-python was built without a GPU"):
+        load(fine, device="cuda")
+    lib = gguf_loading.library()
+    for name, message in (
+        ("llama_model_is_recurrent", "keeps recurrent states, of which llama.cpp shares none"),
+        ("llama_model_is_hybrid", "keeps recurrent states"),
+        ("llama_model_has_encoder", "is no decoder-only language model"),
+        ("llama_model_is_diffusion", "is no decoder-only language model"),
+    ):
+        with monkeypatch.context() as patched, pytest.raises(UnsupportedModel, match=message):
+            patched.setattr(lib, name, lambda _: True)
+            load(fine)
+
+
+def test_heads_and_layers_left_out_are_refused(folder: Path) -> None:
+    target = load(zoo_file(folder, "F32"))
+    with pytest.raises(UnsupportedModel, match="gives no features: its feature_layers is 0"):
+        target.keep_features([1])
+    with pytest.raises(UnsupportedModel, match="cannot leave out layers"):
+        target.without_layers([1])
+    with torch.no_grad(), pytest.raises(UnsupportedModel, match="only reads tokens"):
+        target.read_prompt(None)  # type: ignore[arg-type]
