@@ -166,9 +166,7 @@ class GgufBackend(StateBackend):
         free = iter(sorted(self._free))
         new = [RowSequences((next(free),)) for _ in texts]
         last = self._append(new, texts, logits=logits)
-        self._rows += [
-            RowSequences(row.held, len(text)) for row, text in zip(new, texts, strict=True)
-        ]
+        self._rows += [RowSequences(row.held, len(text)) for row, text in zip(new, texts, strict=True)]
         self._free.difference_update(row.held[0] for row in new)
         return last
 

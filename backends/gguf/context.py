@@ -98,8 +98,8 @@ class Context:
         most = self._settings.most_cells
         if most is not None and cells > most:
             raise InvalidInput(
-                f"All rows together hold {cells} tokens, and this model's rotations change beyond {most}; use "
-                "fewer rows or shorter prompts."
+                f"All rows together hold {cells} tokens, and this model's rotations change beyond {most}; "
+                "use fewer rows or shorter prompts."
             )
         cells = max(self._cells, SMALLEST, _power_of_two(cells))
         cells = cells if most is None else min(cells, most)

@@ -53,7 +53,9 @@ class GgufHeader:
                 with mmap(content.fileno(), 0, access=ACCESS_READ) as data:
                     return _Reader(data, str(file)).header()
         except OSError as error:
-            raise InvalidInput(f"{str(file)!r} cannot be read: {error.strerror or error}.") from error
+            raise InvalidInput(
+                f"{str(file)!r} cannot be read: {error.strerror or error}; name a GGUF file on this machine."
+            ) from error
         except _DAMAGE as error:
             raise InvalidInput(
                 f"The header of {str(file)!r} is damaged or ends early; download the file again."

@@ -19,7 +19,7 @@ _NO_VOCABULARY = 0
 
 
 class GgufTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
-    """A tokenizer whose words, numbers and texts are llama.cpp's; templates of chats are transformers' work."""
+    """A tokenizer whose token ids and texts are llama.cpp's; transformers renders chat templates."""
 
     model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012 - transformers' own declaration
 
@@ -60,7 +60,9 @@ class GgufTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
         """Returns the text of words."""
         return self._text([self._convert_token_to_id(word) for word in tokens], special=True)
 
-    def _encode_plus(self, text: Any, *args: Any, add_special_tokens: bool = True, **options: Any) -> BatchEncoding:
+    def _encode_plus(
+        self, text: Any, *args: Any, add_special_tokens: bool = True, **options: Any
+    ) -> BatchEncoding:
         if not isinstance(text, str):
             return super()._encode_plus(text, *args, add_special_tokens=add_special_tokens, **options)
         numbers = self._encoded(text, special=add_special_tokens)

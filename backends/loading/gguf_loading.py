@@ -17,8 +17,8 @@ from draftwood.backends.model.probe import ROUNDING, difference
 from draftwood.base.errors import InvalidInput, UnsupportedModel
 
 EXACT, ROUNDED, MOST = 1e-3, 0.05, 0.2
-"""Allowed differences of logits as parts of their spread: where all numbers are float32, where some are rounded,
-and at most, since a model that misreads a tree is off by 0.3 and more."""
+"""Allowed differences of logits as parts of their spread: where all numbers are float32, where some are
+rounded, and at most, since a model that misreads a tree is off by 0.3 and more."""
 
 _ALL_FLOAT32 = 0
 """llama.cpp's number of files whose weights are all float32."""
@@ -28,6 +28,7 @@ _OTHER_OPTIONS: dict[str, tuple[tuple[Any, ...], str]] = {
     "capture": (("off",), "llama.cpp runs its passes"),
     "engine": (("auto", "eager"), "llama.cpp runs its passes"),
     "offload": ((None,), "llama.cpp maps its weights from the file"),
+    "trust_remote_code": ((False,), "it holds no code"),
     "weights": ((None,), "its weights are rounded as the file says"),
 }
 """Options of `load` that are for models of transformers: what may be given, and the reason."""
@@ -80,7 +81,9 @@ def load_gguf(
     backend = GgufBackend(model, max_length=min(limits, default=None))
     exact = keys == "float32" and not flash and header.values.get("general.file_type") == _ALL_FLOAT32
     if (reason := _disagreement(backend, least=EXACT if exact else ROUNDED)) is not None:
-        raise UnsupportedModel(f"Trees over {file.name} do not give what llama.cpp's own decoding gives: {reason}.")
+        raise UnsupportedModel(
+            f"Trees over {file.name} do not give what llama.cpp's own decoding gives: {reason}."
+        )
     return backend
 
 
@@ -93,7 +96,9 @@ def check_options(**options: Any) -> None:
     for name, value in options.items():
         allowed, why = _OTHER_OPTIONS[name]
         if value not in allowed:
-            raise InvalidInput(f"{name} is {str(value)!r}, which is not for a GGUF file: {why}; leave it out.")
+            raise InvalidInput(
+                f"{name} is {str(value)!r}, which is not for a GGUF file: {why}; leave it out."
+            )
 
 
 def _keys(dtype: torch.dtype | str | None) -> Any:
@@ -133,7 +138,7 @@ def _refuse_kind(weights: Weights, header: GgufHeader, file: Path) -> None:
 
 
 def _disagreement(backend: GgufBackend, *, least: float) -> str | None:
-    """Why trees of `backend`, without rows, do not agree with the model's own decoding; None where they do."""
+    """Why trees of `backend`, without rows, differ from the model's own decoding; None if they do not."""
     vocab = backend.vocab_size
     texts = [[(17 * place + 11 + 29 * row) % vocab for place in range(n)] for row, n in enumerate((14, 21))]
     nodes = [(13 * place + 7) % vocab for place in range(10)]
@@ -162,4 +167,3 @@ def _disagreement(backend: GgufBackend, *, least: float) -> str | None:
     if not off <= allowed:
         return f"logits differ by {off:.2g} of their spread, more than {allowed:.2g}"
     return None
-

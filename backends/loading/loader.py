@@ -116,7 +116,14 @@ def load(
         raise InvalidInput(f'attention is {attention!r}; it must be "auto", "mask" or "paths".')
     check_engine(engine, capture, weights)
     if names_gguf(model):
-        check_options(attention=attention, capture=capture, engine=engine, offload=offload, weights=weights)
+        check_options(
+            attention=attention,
+            capture=capture,
+            engine=engine,
+            offload=offload,
+            trust_remote_code=trust_remote_code,
+            weights=weights,
+        )
         return load_gguf(Path(model).expanduser(), dtype=dtype, device=device)
     if isinstance(model, str | os.PathLike):
         model = load_model(

@@ -23,6 +23,7 @@ from benchmarks.kernels.captured import named_model
 from benchmarks.research.prompts import prompts_of
 from draftwood import load, zoo
 from draftwood.apps.files.machine import device_name
+from draftwood.backends.gguf.library import is_installed as gguf_is_installed
 from draftwood.base.errors import InvalidInput
 from draftwood.zoo.widen import parameter_count, widen_to
 
@@ -76,7 +77,7 @@ def engines(
     """
     torch.set_num_threads(threads)
     absent = set[str]() if importlib.util.find_spec("openvino") else {"openvino"}
-    absent |= set[str]() if folders is not None and llama.is_installed() else {"gguf"}
+    absent |= set[str]() if folders is not None and gguf_is_installed() else {"gguf"}
     here = [name for name in ENGINES if name not in absent]
     chosen: Any = names.split(",") if names else here
     if unknown := [name for name in chosen if name not in here]:
@@ -194,7 +195,7 @@ def _others(folders: Path, asked: list[str], *, bits: str, dtype: str, threads: 
             typer.echo(f"OpenVINO GenAI is left out: the package or {exported} is missing.", err=True)
     file = _gguf(folders, bits, dtype)
     if "llama.cpp" in asked:
-        if llama.is_installed() and file.is_file():
+        if gguf_is_installed() and file.is_file():
             found += llama.contenders(file, _gguf_draft(folders), **options)
         else:
             typer.echo(f"llama.cpp is left out: llama-cpp-python or {file} is missing.", err=True)

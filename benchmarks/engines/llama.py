@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.engines.contenders import Contender, Writer, Written
-from draftwood.backends.gguf.library import is_installed, library
+from draftwood.backends.gguf.library import library
 from draftwood.base.errors import InvalidInput
 
 CHAINS = (4,)

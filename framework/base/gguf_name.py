@@ -8,7 +8,7 @@ from typing import Any
 
 
 def names_gguf(model: Any) -> bool:
-    """Returns whether `model` names a GGUF file: by its ending, or by its first bytes where it has another."""
+    """Returns whether `model` names a GGUF file, by its ending or its first bytes."""
     if not isinstance(model, str | PathLike):
         return False
     name = fspath(model)

@@ -1,4 +1,4 @@
-"""GGUF files for the tests: the zoo's pair in several formats, and small random models of several families."""
+"""GGUF files for the tests: the zoo's pair in several formats, and small random models."""
 
 from __future__ import annotations
 
@@ -47,8 +47,19 @@ SHAPES = {
     "ffn_down": ("width", "inner"),
 }
 FAMILIES = {
-    "llama": ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down"),
+    "llama": (
+        "attn_norm",
+        "attn_q",
+        "attn_k",
+        "attn_v",
+        "attn_output",
+        "ffn_norm",
+        "ffn_gate",
+        "ffn_up",
+        "ffn_down",
+    ),
 }
+FAMILIES["minicpm"] = FAMILIES["llama"]
 FAMILIES["qwen3"] = (*FAMILIES["llama"], "attn_q_norm", "attn_k_norm")
 FAMILIES["gemma3"] = (*FAMILIES["qwen3"], "post_attention_norm", "post_ffw_norm")
 
@@ -109,7 +120,9 @@ def random_file(
         # Large enough that attention matters, and that tokens differ.
         weight = 1 + weight / 10 if len(shape) == 1 else weight * 1.5 / np.sqrt(shape[1])
         one = gguf.GGMLQuantizationType["F32" if len(shape) == 1 else kind]
-        writer.add_tensor(f"{name}.weight", gguf.quants.quantize(weight.astype(np.float32), one), raw_dtype=one)
+        writer.add_tensor(
+            f"{name}.weight", gguf.quants.quantize(weight.astype(np.float32), one), raw_dtype=one
+        )
     if switch is not None:
         writer.add_rope_scaling_orig_ctx_len(switch)
         for length, factor in (("long", 4.0), ("short", 1.0)):
@@ -122,7 +135,7 @@ def random_file(
 
 
 def greedy(model: Any, prompt: list[int], count: int) -> tuple[list[int], list[float]]:
-    """What llama.cpp writes by itself, one token per pass, and the gap between the two best logits of each."""
+    """Returns what llama.cpp writes by itself, and for each token the gap between the two best logits."""
     text, gaps = list(prompt), list[float]()
     for _ in range(count):
         best, second = model.logits(text).topk(2).values.tolist()

@@ -13,6 +13,7 @@ pytest.importorskip("llama_cpp", reason="the extra `gguf` brings it")
 pytest.importorskip("gguf", reason="the extra `gguf` brings it")
 
 from draftwood.backends import load_gguf
+from draftwood.backends.gguf import context
 from draftwood.backends.gguf.backend import GgufBackend
 from draftwood.backends.gguf.model import GgufModel
 from draftwood.base.errors import InvalidInput
@@ -22,7 +23,9 @@ from tests.gguf_models.files import FORMATS, random_file, zoo_file
 pytestmark = pytest.mark.gguf
 
 ROUNDED = 0.25
-"""Allowed where llama.cpp rounds; the logits of the zoo's target spread by 2.2, and its misread trees are off by more."""
+"""Allowed where llama.cpp rounds activations; the logits spread by 1.5, and misread trees are off by more."""
+GELU = 1e-2
+"""Allowed where llama.cpp looks GELU up in a table of half precision."""
 
 
 @pytest.fixture(scope="session")
@@ -74,11 +77,12 @@ class TestFamilies(LawS):
     def _model(self, family: str, folder: Path) -> None:
         window = 24 if family == "gemma3" else None
         self.backend = loaded(random_file(folder / f"{family}.gguf", family, layers=7, window=window))
-        self.vocab_size, self.tolerance = self.backend.vocab_size, 1e-3
+        self.vocab_size, self.tolerance = self.backend.vocab_size, GELU if window else 1e-4
 
 
 @pytest.mark.parametrize(
-    ("dtype", "flash"), [("float16", False), ("float16", True), ("bfloat16", False), ("bfloat16", True), ("float32", True)]
+    ("dtype", "flash"),
+    [("float16", False), ("float16", True), ("bfloat16", False), ("bfloat16", True), ("float32", True)],
 )
 def test_types_of_keys_and_flash_attention(folder: Path, dtype: str, flash: bool) -> None:
     backend = loaded(zoo_file(folder, "F32"), dtype=dtype, flash=flash)
@@ -101,14 +105,16 @@ def test_a_window_hides_tokens_from_a_node_as_it_should(folder: Path) -> None:
     assert 0 < same < other
 
 
-def test_contexts_grow_with_all_that_they_hold(folder: Path) -> None:
-    backend = load_gguf(random_file(folder / "grows.gguf", context=8192), threads=1)
+def test_contexts_grow_with_all_that_they_hold(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "SMALLEST", 256)
+    monkeypatch.setattr(context, "FEWEST_SEQUENCES", 4)
+    backend = load_gguf(random_file(folder / "grows.gguf"), threads=1)
     mirror = Mirror(backend, backend.model.logits, 1e-4)
-    mirror.prefill([[5 + place % 90 for place in range(900)], [8, 9]])
+    mirror.prefill([[5 + place % 90 for place in range(230)], [8, 9]])
     mirror.extend([[(1, -1), (2, 0), (3, 0), (4, 2)], [(5, -1), (6, 0), (7, 0)]])
     # Both more cells and more sequences than there are.
-    mirror.extend([[(place % 90, place % 4) for place in range(60)] for _ in range(2)])
-    mirror.prefill([[6 + place % 80 for place in range(3000)]])
+    mirror.extend([[(place % 90, place % 3) for place in range(24)] for _ in range(2)])
+    mirror.prefill([[6 + place % 80 for place in range(300)]])
     mirror.extend([[(6, 1)], [(7, 2)], [(8, -1)]])
     mirror.commit([[0, 2, 3], [0, 2], [0]])
     mirror.release([0])
@@ -125,7 +131,9 @@ def test_more_leaves_than_sequences_are_refused_and_the_region_stays(folder: Pat
         backend.extend(wide, wide - 1)
     mirror.extend([[(place % 90, 1) for place in range(120)], [(place % 90, 0) for place in range(130)]])
     mirror.commit([[0, 1, 5], [0, 7]])
-    with pytest.raises(InvalidInput, match="300 more rows need as many sequences, and llama.cpp has 254 of 256"):
+    with pytest.raises(
+        InvalidInput, match="300 more rows need as many sequences, and llama.cpp has 254 of 256"
+    ):
         backend.prefill([torch.tensor([1])] * 300)
     mirror.check_state()
 
@@ -135,27 +143,29 @@ def test_a_failed_pass_leaves_the_region(folder: Path, monkeypatch: pytest.Monke
     mirror = Mirror(backend, backend.model.logits, 1e-4)
     mirror.prefill([[1, 2, 3], [4, 5]])
     mirror.extend([[(1, -1), (2, 0), (3, 0)], [(3, -1)]])
-    context = backend._context
-    decode = context.decode
+    made = backend._context
+    decode = made.decode
 
     def fails(call: Any) -> Any:
         decode(call)  # which leaves what it read
         raise KeyboardInterrupt
 
-    for call in (
+    calls: list[Any] = [
         lambda: backend.extend(torch.tensor([[5, 6, 7]] * 2), torch.tensor([[0, 0, -1]] * 2)),
         lambda: backend.prefill([torch.tensor([5, 6])]),
-    ):
-        monkeypatch.setattr(context, "decode", fails)
+    ]
+    for call in calls:
+        monkeypatch.setattr(made, "decode", fails)
         with pytest.raises(KeyboardInterrupt):
             call()
         monkeypatch.undo()
         mirror.check_lengths()
         mirror.extend([[(8, 1), (9, 2), (4, -1)], [(7, 0), (5, 0)]])
     mirror.commit([[0, 2], [0]])
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(context, "decode", fails)
+    monkeypatch.setattr(made, "decode", fails)
+    with pytest.raises(KeyboardInterrupt):
         backend.read([[5, 6], [7]])
+    monkeypatch.undo()
     mirror.check_state()
 
 
@@ -169,16 +179,20 @@ def test_turns_are_read_on_and_the_context_is_a_limit(folder: Path) -> None:
     with pytest.raises(InvalidInput, match="Row 0 has 65 tokens, but the model's context holds 64"):
         backend.read([[5] * 60, []])
     chain = torch.arange(63)[None].expand(2, -1)
-    with pytest.raises(InvalidInput, match="A node of row 0 has position 67, but the model's context holds 64"):
+    with pytest.raises(
+        InvalidInput, match="A node of row 0 has position 67, but the model's context holds 64"
+    ):
         backend.extend(chain, chain - 1)
     assert backend.lengths == [5, 1]
 
 
 def test_rotations_that_change_with_the_context_bound_all_rows(folder: Path) -> None:
-    backend = load_gguf(random_file(folder / "switch.gguf", context=4096, switch=512), threads=1)
+    backend = load_gguf(random_file(folder / "switch.gguf", "minicpm", context=4096, switch=512), threads=1)
     assert backend.max_length == 512
     mirror = Mirror(backend, backend.model.logits, 1e-4)
     mirror.prefill([[5 + place % 90 for place in range(300)]])
-    with pytest.raises(InvalidInput, match="All rows together hold 600 tokens, and this model's rotations change beyond 512"):
+    with pytest.raises(
+        InvalidInput, match="All rows together hold 600 tokens, and this model's rotations change beyond 512"
+    ):
         backend.prefill([torch.ones(300, dtype=torch.int64)])
     mirror.check_state()

@@ -19,7 +19,7 @@ from draftwood.backends.loading import gguf_loading
 from draftwood.drafters import ModelDrafter
 from draftwood.policies import Chain, DySpec
 from draftwood.verifiers import RecursiveRejection, Traversal
-from tests.framework.enumerated import PROMPT, error, sequential_law, written_law
+from tests.framework.enumerated import error, sequential_law, written_law
 from tests.gguf_models.files import FORMATS, greedy, random_file, zoo_file
 
 pytestmark = pytest.mark.gguf
@@ -41,7 +41,9 @@ def written(target: Any, draft: Any, recipe: str, count: int) -> list[list[int]]
     policy = create("recipes", recipe, RECIPES[recipe]).policy
     drafter = create("drafters", "model", {"backend": draft})
     decoder = SpeculativeDecoder(target, drafter, policy, create("verifiers", "greedy"))
-    out: Any = decoder.generate(prompts(), max_new_tokens=count, eos_token_id=[], return_dict_in_generate=True)
+    out: Any = decoder.generate(
+        prompts(), max_new_tokens=count, eos_token_id=[], return_dict_in_generate=True
+    )
     return out.tokens
 
 
@@ -53,14 +55,16 @@ def test_greedy_texts_are_those_of_llama_cpp(folder: Path, kind: str) -> None:
     own = [greedy(target.model, prompt, 32) for prompt in prompts()]
     for recipe in RECIPES:
         for ours, (theirs, gaps) in zip(written(target, draft, recipe, 32), own, strict=True):
-            same = next((place for place, pair in enumerate(zip(ours, theirs, strict=True)) if len(set(pair)) > 1), None)
+            pairs = enumerate(zip(ours, theirs, strict=True))
+            other = next((place for place, (one, two) in pairs if one != two), None)
             # Rounding may decide between tokens that are nearly as likely.
-            assert same is None or (kind != "F32" and gaps[same] < 0.25), (recipe, ours, theirs)
+            assert other is None or (kind != "F32" and gaps[other] < 0.25), (recipe, ours, theirs)
 
 
 def test_targets_and_drafts_of_either_kind_write_the_same(folder: Path) -> None:
-    files = [load(zoo_file(folder, "F32", name)) for name in ("llama-7m", "llama-draft")]
-    models = [load(zoo.path(name)) for name in ("llama-7m", "llama-draft")]
+    names = ("llama-7m", "llama-draft")
+    files = [load(zoo_file(folder, "F32", name)) for name in names]
+    models = [load(zoo.path(name), dtype="float32") for name in names]
     texts = [
         written(target, draft, "opt-tree", 24)
         for target in (files[0], models[0])
@@ -84,18 +88,18 @@ def test_sampled_texts_have_the_law_of_the_target(folder: Path, policy: Any, ver
     )
     assert len(expected) > 4
     assert error(law, expected) < 1e-5
-    assert PROMPT
 
 
 def test_the_tokenizer_is_that_of_the_folder(folder: Path) -> None:
     ours, theirs = read_tokenizer(zoo_file(folder, "F32")), zoo.tokenizer()
     assert ours.get_vocab() == theirs.get_vocab()
     assert (ours.eos_token_id, ours.pad_token_id) == (theirs.eos_token_id, theirs.pad_token_id)
-    for text in ("Hello world", "", "naïve – 東京 \U0001f600 x", "  two  spaces\n\tx", "<|endoftext|> a"):
+    for text in ("Hello world", "", "naïve 東京 \U0001f600 x", "  two  spaces\n\tx", "<|endoftext|> a"):
         numbers = ours(text)["input_ids"]
         assert numbers == theirs(text)["input_ids"]
         assert ours.decode(numbers) == text
-        assert ours.decode(numbers, skip_special_tokens=True) == theirs.decode(numbers, skip_special_tokens=True)
+        plain = [one.decode(numbers, skip_special_tokens=True) for one in (ours, theirs)]
+        assert plain[0] == plain[1]
     assert ours(["a b", "c"])["input_ids"] == theirs(["a b", "c"])["input_ids"]
     with pytest.raises(UnsupportedModel, match="holds no tokenizer"):
         read_tokenizer(random_file(folder / "wordless.gguf"))
@@ -105,7 +109,9 @@ def test_a_backend_that_misreads_trees_is_refused(folder: Path, monkeypatch: pyt
     file = random_file(folder / "wrong.gguf")
     extend = GgufBackend.extend
     monkeypatch.setattr(GgufBackend, "extend", lambda self, *args: extend(self, *args) * 1.01)
-    with pytest.raises(UnsupportedModel, match="do not give what llama.cpp's own decoding gives: logits differ by"):
+    with pytest.raises(
+        UnsupportedModel, match="do not give what llama.cpp's own decoding gives: logits differ by"
+    ):
         load(file)
 
 
@@ -125,9 +131,10 @@ def test_files_that_no_backend_runs(folder: Path, tmp_path: Path, monkeypatch: p
         ("llama_model_has_encoder", "is no decoder-only language model"),
         ("llama_model_is_diffusion", "is no decoder-only language model"),
     ):
-        with monkeypatch.context() as patched, pytest.raises(UnsupportedModel, match=message):
-            patched.setattr(lib, name, lambda _: True)
+        monkeypatch.setattr(lib, name, lambda _: True)
+        with pytest.raises(UnsupportedModel, match=message):
             load(fine)
+        monkeypatch.undo()
 
 
 def test_heads_and_layers_left_out_are_refused(folder: Path) -> None:
