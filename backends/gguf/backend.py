@@ -35,7 +35,7 @@ class GgufBackend(StateBackend):
         weights = model.weights
         self.model: GgufModel = model
         self.vocab_size, self.max_length = weights.vocab_size, max_length
-        self.weight_bytes = weights.bytes
+        self.weight_bytes = weights.size
         self.eos_token_ids, self.pad_token_id = weights.end_tokens, weights.pad_token
         self._context = Context(weights, model.settings)
         self._free = set(range(MOST_SEQUENCES))
@@ -43,6 +43,15 @@ class GgufBackend(StateBackend):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.model.file.name!r}, lengths={self.lengths})"
+
+    def renew(self) -> None:
+        """Refuse a file that was changed since it was loaded, as `StateBackend.renew` says.
+
+        Raises:
+            InvalidInput: the file is another one by its size or time.
+        """
+        if self.model.is_outdated():
+            raise InvalidInput(f"{self.model.file} was changed since it was loaded; load it again.")
 
     @property
     def lengths(self) -> list[int]:

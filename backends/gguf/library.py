@@ -85,8 +85,8 @@ class Weights:
         return weights
 
     @property
-    def bytes(self) -> int:
-        """Size of all tensors."""
+    def size(self) -> int:
+        """Bytes of all tensors."""
         return int(library().llama_model_size(self.handle))
 
     @property

@@ -25,6 +25,11 @@ class GgufModel:
         """Decode by a context of its own, which is made when it is first needed."""
         self.file, self.weights, self.settings = file, weights, settings
         self._context: Context | None = None
+        self._stamp = _stamp(file)
+
+    def is_outdated(self) -> bool:
+        """Returns whether the file is there and was changed since it was loaded."""
+        return _stamp(self.file) not in (None, self._stamp)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.file)!r})"
@@ -53,6 +58,15 @@ class GgufModel:
             return found
         finally:
             context.cut(0, length=0)
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    """Size and time of a file; None where it is gone."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
 
 
 def _of_one(tokens: Sequence[int], *, start: int, wanted: bool) -> Tokens:

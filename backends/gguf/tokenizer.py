@@ -12,7 +12,6 @@ from transformers.tokenization_utils_base import BatchEncoding
 
 from draftwood.backends.gguf.header import GgufHeader
 from draftwood.backends.gguf.library import CONTROL, UNUSED, Weights, library
-from draftwood.base.errors import UnsupportedModel
 
 _NO_VOCABULARY = 0
 """llama.cpp's number of files without a tokenizer."""
@@ -124,17 +123,17 @@ class GgufTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
         return None if number < 0 else self._words[number]
 
 
-def read_tokenizer(file: Path) -> GgufTokenizer:
-    """Returns the tokenizer in a GGUF file.
+def read_tokenizer(file: Path) -> GgufTokenizer | None:
+    """Returns the tokenizer in a GGUF file, or None where it holds none.
 
     Raises:
         InvalidInput: a file that is missing or damaged, or llama-cpp-python is not installed.
-        UnsupportedModel: the file holds no tokenizer, or llama.cpp does not read it.
+        UnsupportedModel: llama.cpp does not read the file.
     """
     GgufHeader.of_file(file)
     weights = Weights.of_file(file, vocabulary_only=True)
     if library().llama_vocab_type(weights.vocabulary) == _NO_VOCABULARY:
-        raise UnsupportedModel(f"{file.name} holds no tokenizer; name a folder that has it by --tokenizer.")
+        return None
     return GgufTokenizer(weights)
 
 

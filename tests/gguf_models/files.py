@@ -59,7 +59,6 @@ FAMILIES = {
         "ffn_down",
     ),
 }
-FAMILIES["minicpm"] = FAMILIES["llama"]
 FAMILIES["qwen3"] = (*FAMILIES["llama"], "attn_q_norm", "attn_k_norm")
 FAMILIES["gemma3"] = (*FAMILIES["qwen3"], "post_attention_norm", "post_ffw_norm")
 
@@ -124,6 +123,7 @@ def random_file(
             f"{name}.weight", gguf.quants.quantize(weight.astype(np.float32), one), raw_dtype=one
         )
     if switch is not None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
         writer.add_rope_scaling_orig_ctx_len(switch)
         for length, factor in (("long", 4.0), ("short", 1.0)):
             writer.add_tensor(f"rope_factors_{length}.weight", np.full(4, factor, np.float32))

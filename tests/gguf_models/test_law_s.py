@@ -187,7 +187,7 @@ def test_turns_are_read_on_and_the_context_is_a_limit(folder: Path) -> None:
 
 
 def test_rotations_that_change_with_the_context_bound_all_rows(folder: Path) -> None:
-    backend = load_gguf(random_file(folder / "switch.gguf", "minicpm", context=4096, switch=512), threads=1)
+    backend = load_gguf(random_file(folder / "switch.gguf", context=4096, switch=512), threads=1)
     assert backend.max_length == 512
     mirror = Mirror(backend, backend.model.logits, 1e-4)
     mirror.prefill([[5 + place % 90 for place in range(300)]])

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 pytest.importorskip("llama_cpp", reason="the extra `gguf` brings it")
 pytest.importorskip("gguf", reason="the extra `gguf` brings it")
 
 from draftwood import InvalidInput, SamplingParams, SpeculativeDecoder, UnsupportedModel, create, load, zoo
+from draftwood.apps.cli import app
 from draftwood.backends import load_gguf
 from draftwood.backends.gguf.backend import GgufBackend
 from draftwood.backends.gguf.tokenizer import read_tokenizer
@@ -92,6 +96,7 @@ def test_sampled_texts_have_the_law_of_the_target(folder: Path, policy: Any, ver
 
 def test_the_tokenizer_is_that_of_the_folder(folder: Path) -> None:
     ours, theirs = read_tokenizer(zoo_file(folder, "F32")), zoo.tokenizer()
+    assert ours is not None
     assert ours.get_vocab() == theirs.get_vocab()
     assert (ours.eos_token_id, ours.pad_token_id) == (theirs.eos_token_id, theirs.pad_token_id)
     for text in ("Hello world", "", "naïve 東京 \U0001f600 x", "  two  spaces\n\tx", "<|endoftext|> a"):
@@ -101,8 +106,7 @@ def test_the_tokenizer_is_that_of_the_folder(folder: Path) -> None:
         plain = [one.decode(numbers, skip_special_tokens=True) for one in (ours, theirs)]
         assert plain[0] == plain[1]
     assert ours(["a b", "c"])["input_ids"] == theirs(["a b", "c"])["input_ids"]
-    with pytest.raises(UnsupportedModel, match="holds no tokenizer"):
-        read_tokenizer(random_file(folder / "wordless.gguf"))
+    assert read_tokenizer(random_file(folder / "wordless.gguf")) is None
 
 
 def test_a_backend_that_misreads_trees_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,3 +149,62 @@ def test_heads_and_layers_left_out_are_refused(folder: Path) -> None:
         target.without_layers([1])
     with torch.no_grad(), pytest.raises(UnsupportedModel, match="only reads tokens"):
         target.read_prompt(None)  # type: ignore[arg-type]
+
+
+def test_a_file_that_changed_is_refused_at_the_next_call(tmp_path: Path) -> None:
+    file = random_file(tmp_path / "changes.gguf")
+    target = load(file)
+    assert len(one_text(target)) == 4
+    os.utime(file, ns=(1, 1))
+    with pytest.raises(InvalidInput, match="was changed since it was loaded; load it again"):
+        one_text(target)
+    file.unlink()
+    assert len(one_text(target)) == 4
+
+
+def one_text(target: Any) -> list[int]:
+    drafter = create("drafters", "prompt-lookup", {"vocab_size": target.vocab_size})
+    decoder = SpeculativeDecoder(target, drafter, Chain(2), create("verifiers", "greedy"))
+    out: Any = decoder.generate([[1, 2, 3]], max_new_tokens=4, eos_token_id=[], return_dict_in_generate=True)
+    return out.tokens[0]
+
+
+def run(*words: Any) -> Any:
+    return CliRunner().invoke(app, list(map(str, words)))
+
+
+def test_the_command_line_takes_files(folder: Path, tmp_path: Path) -> None:
+    target, draft = zoo_file(folder, "Q4_0"), zoo_file(folder, "F32", "llama-draft")
+    few = ["--prompt", "The elephant is", "--max-new-tokens", 8]
+    texts = [run("generate", "--target", target, "--drafter", one, *few) for one in (draft, "llama-draft")]
+    assert [one.exit_code for one in texts] == [0, 0], texts[0].output + texts[1].output
+    assert texts[0].stdout == texts[1].stdout != ""
+    words = [
+        "--strategy",
+        "dyspec",
+        "--strategy",
+        "generate",
+        "--strategy",
+        "generate-assisted",
+        "--budget",
+        4,
+    ]
+    words += ["--prompts", 1, "--new-tokens", 8, "--to", tmp_path / "bench"]
+    result = run("bench", "--pair", f"{target},{draft}", *words)
+    assert result.exit_code == 0, result.output
+    assert "transformers does not run GgufBackend" in result.output
+
+
+def test_drafts_of_other_words_propose_what_both_have(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    load(zoo.path("llama-draft"), dtype="float32").model.save_pretrained(other)
+    words = json.loads((zoo.path("tokenizer") / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = words["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    zoo.tokenizer().save_pretrained(other)
+    (other / "tokenizer.json").write_text(json.dumps(words), encoding="utf-8")
+    few = ["--target", zoo_file(folder, "F32"), "--prompt", "The elephant is", "--max-new-tokens", 8]
+    results = [run("generate", *few, "--drafter", drafter) for drafter in (other, "prompt-lookup")]
+    assert [one.exit_code for one in results] == [0, 0], results[0].output
+    assert results[0].stdout == results[1].stdout
+    assert "tokens" in results[0].stderr
