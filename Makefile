@@ -13,7 +13,7 @@ PIP_INSTALL = .venv/bin/python -m pip install --disable-pip-version-check \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-browser test-docs test-integrations test-openvino test-peers test-ray test-versions test-vllm prove thorough soak lint types wheel release bench pages site clean moved
+.PHONY: help demo test test-browser test-docs test-gguf test-integrations test-openvino test-peers test-ray test-versions test-vllm prove thorough soak lint types wheel release bench pages site clean moved
 
 help:
 	@echo "make demo    watch a language model write through a draft tree"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-browser  run the tests of the trace viewer in Chromium"
 	@echo "make test-docs     run the pages and examples of the documentation"
 	@echo "make test-integrations   run the tests of lm-eval and TRL, which are large to install"
+	@echo "make test-gguf     run the tests of GGUF files that llama.cpp runs; building it takes half an hour"
 	@echo "make test-openvino run the tests of passes that OpenVINO runs"
 	@echo "make test-peers    run the tests beside speculators' own classes"
 	@echo "make test-ray      run the tests of a Ray cluster on this machine, with workers that die"
@@ -52,6 +53,9 @@ test-docs: .venv/.ready-test
 
 test-integrations: .venv/.ready-integrations
 	@.venv/bin/python -m pytest -m integrations tests/framework/test_lm_eval.py tests/framework/test_trl.py $(ARGS)
+
+test-gguf: .venv/.ready-gguf
+	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) -m 'gguf and not thorough' tests/gguf_models $(ARGS)
 
 test-openvino: .venv/.ready-openvino
 	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) -m 'openvino and not thorough' \

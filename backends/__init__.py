@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from draftwood.backends.kinds.ssm import HybridBackend, SSMBackend
     from draftwood.backends.kinds.transformer import TransformerBackend
     from draftwood.backends.kinds.unrolled import UnrolledBackend
+    from draftwood.backends.loading.gguf_loading import load_gguf
     from draftwood.backends.loading.loader import load, load_model
     from draftwood.backends.model.model_pass import ModelPass
     from draftwood.backends.model.runner import AsItIs, Runner
@@ -40,6 +41,7 @@ __all__ = [
     "check_path",
     "check_paths",
     "load",
+    "load_gguf",
     "load_model",
     "remaining_rows",
 ]
@@ -49,6 +51,7 @@ _PLACES = {
     "kinds.ssm": ("HybridBackend", "SSMBackend"),
     "kinds.transformer": ("TransformerBackend",),
     "kinds.unrolled": ("UnrolledBackend",),
+    "loading.gguf_loading": ("load_gguf",),
     "loading.loader": ("load", "load_model"),
     "model.model_pass": ("ModelPass",),
     "model.runner": ("AsItIs", "Runner"),

@@ -64,6 +64,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "model",
         "passes",
         "openvino",
+        "gguf",
         "kinds",
         "loading",
     ),

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import attrs
 import torch
 
-from draftwood import SamplingParams, SpeculativeDecoder
+from draftwood import CounterRandomness, SamplingParams, SpeculativeDecoder, StateBackend
 from draftwood.apps.bench.memory import forget_peak, peak_memory
-from draftwood.apps.bench.specs import ASSISTED, LOOKUP, Spec
+from draftwood.apps.bench.specs import ASSISTED, LOOKUP, ORDINARY, Spec
 from draftwood.apps.models import by_name as models
 from draftwood.base.errors import UnsupportedModel
 from draftwood.decoding.generation import Generation
@@ -124,6 +124,41 @@ class Transformers(Writer):
         return attrs.evolve(text, draft_calls=0, draft_cost=0.0, accept_lengths=[1] * len(new))
 
 
+@attrs.frozen(eq=False)
+class TokenByToken(Writer):
+    """One token per pass of a backend, for models that `generate()` does not run."""
+
+    backend: StateBackend
+    sampling: SamplingParams
+
+    def write(self, prompt: Sequence[int], tokens: int, seed: int) -> Text:
+        rng = CounterRandomness.seeded(seed)
+        forget_peak()
+        started, first, new = perf_counter(), 0.0, list[int]()
+        try:
+            self.backend.prefill([torch.tensor(prompt[:-1], dtype=torch.int64)])
+            while len(new) < tokens:
+                root = new[-1] if new else prompt[-1]
+                logits = self.backend.extend(torch.tensor([[root]]), torch.tensor([[-1]]))[0, 0]
+                self.backend.commit([[0]])
+                new.append(rng.choose(self.sampling.distribution(logits)))
+                first = first or perf_counter() - started
+        finally:
+            self.backend.release()
+        seconds = perf_counter() - started
+        return Text(
+            new,
+            seconds,
+            first,
+            1,
+            tokens,
+            peak_memory(),
+            draft_calls=0,
+            draft_cost=0.0,
+            accept_lengths=[1] * tokens,
+        )
+
+
 @attrs.frozen
 class Refused(Writer):
     """A mode of transformers that does not run here, and why."""
@@ -195,6 +230,10 @@ def writer(spec: Spec, loaded: models.Loaded, temperature: float) -> Writer:
         )
     if spec.name == ASSISTED and loaded.head is not None:
         return Refused("it drafts with a model, and this pair has a head.")
+    if spec.is_transformers and not _by_generate(loaded.target):
+        if spec.name == ORDINARY:
+            return TokenByToken(loaded.target, SamplingParams(temperature=temperature))
+        return Refused(f"transformers does not run {type(loaded.target).__name__}.")
     if spec.is_transformers:
         return Transformers(_model(loaded.target), _generate_options(spec, loaded), temperature)
     chosen = spec.strategy(temperature)
@@ -220,12 +259,16 @@ def _generate_options(spec: Spec, loaded: models.Loaded) -> dict[str, Any]:
     return {"prompt_lookup_num_tokens": _LOOKUP_TOKENS} if spec.name == LOOKUP else {}
 
 
+def _by_generate(backend: Any) -> bool:
+    """Whether `generate()` runs the model of a backend."""
+    return callable(getattr(getattr(backend, "model", None), "generate", None))
+
+
 def _model(backend: Any) -> Any:
     """The transformers model below a backend; what has none is no contender of `generate`."""
-    model = getattr(backend, "model", None)
-    if not callable(getattr(model, "generate", None)):
+    if not _by_generate(backend):
         raise UnsupportedModel(
             f"{type(backend).__name__} has no transformers model below it, so generate() has nothing to run; "
             "bench a pair of transformers models."
         )
-    return model
+    return backend.model

@@ -93,7 +93,9 @@ def generate(
     ] = None,
     target: Annotated[
         str | None,
-        typer.Option(help="Model folder, hub name, or a model of the zoo.", show_default=models.TARGET),
+        typer.Option(
+            help="Model folder, GGUF file, hub name, or a model of the zoo.", show_default=models.TARGET
+        ),
     ] = None,
     drafter: Annotated[
         str | None,

@@ -21,6 +21,7 @@ from draftwood.apps.terminal.cli_errors import first_line
 from draftwood.apps.terminal.options import assign, parse, split
 from draftwood.base.devices import default_device
 from draftwood.base.errors import IncompatibleModels, InvalidInput, UnsupportedModel
+from draftwood.base.gguf_name import names_gguf
 from draftwood.base.machine_faults import machine_fault
 from draftwood.protocols import registry
 from draftwood.protocols.named_heads import check_no_head, named_head
@@ -342,6 +343,8 @@ def _tokenizer(folder: str, trust_remote_code: bool) -> Any:
     """The tokenizer in a folder or hub repository, or None where there is none."""
     from transformers import AutoTokenizer
 
+    if names_gguf(folder):
+        return registry.get("loaders", "gguf-tokenizer")(Path(folder))
     if Path(folder).is_dir():
         if Path(folder).resolve().parent == zoo.path("tokenizer").parent:
             return zoo.tokenizer()  # the models of the zoo share one

@@ -7,6 +7,7 @@ any kind changes.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import re
@@ -18,6 +19,7 @@ from draftwood import zoo
 from draftwood.apps.models import by_name as models
 from draftwood.apps.models.method import Method, Strategy
 from draftwood.base.errors import InvalidInput
+from draftwood.base.gguf_name import names_gguf
 from draftwood.protocols import registry
 
 _WHOLE = 2**26  # bytes
@@ -37,6 +39,8 @@ _READ = {
     ".tiktoken",
     ".npy",
 }
+_PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
+"""The name of a part of a GGUF file, as llama.cpp's programs split it."""
 
 
 def of_file(file: Path) -> str:
@@ -82,12 +86,27 @@ def of_model(name: str) -> str | None:
     None where there is no such thing; loading it says why.
     """
     folder = Path(models.locate(name))
+    if names_gguf(name):
+        return of_gguf(folder) if folder.is_file() else None
     if not folder.is_dir():
         return _commit(name)
     digest = of_folder(folder)
     if folder.resolve().parent == zoo.path("tokenizer").parent:
         digest += of_folder(zoo.path("tokenizer"))  # which all of them share
     return digest
+
+
+def of_gguf(file: Path) -> str:
+    """The digest of a GGUF file, and of the other parts where it is one of several."""
+    parts = [file]
+    if found := _PART.fullmatch(file.name):
+        parts = sorted(file.parent.glob(f"{glob.escape(found[1])}-?????-of-{found[2]}.gguf"))
+    digests = [of_file(part) for part in parts]
+    return (
+        digests[0]
+        if len(parts) == 1
+        else hashlib.blake2b(" ".join(digests).encode(), digest_size=16).hexdigest()
+    )
 
 
 def _commit(name: str) -> str | None:

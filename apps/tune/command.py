@@ -35,7 +35,7 @@ _FINALISTS = 2  # candidates in the contest: the cost model may well confuse two
 def tune(
     to: Annotated[Path, typer.Option(help="The file to write.")] = Path("tuned.json"),
     target: Annotated[
-        str, typer.Option(help="Model folder, hub name, or a model of the zoo.")
+        str, typer.Option(help="Model folder, GGUF file, hub name, or a model of the zoo.")
     ] = models.TARGET,
     drafter: Annotated[
         str,

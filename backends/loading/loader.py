@@ -22,6 +22,7 @@ from draftwood.backends.kinds.unrolled import UnrolledBackend
 from draftwood.backends.loading import mamba_in_llama, mamba_ssm
 from draftwood.backends.loading.checkpoints import first_line, move_to
 from draftwood.backends.loading.engines import Engine, check_engine, with_engine
+from draftwood.backends.loading.gguf_loading import check_options, load_gguf
 from draftwood.backends.loading.offloading import disk_options
 from draftwood.backends.loading.self_check import self_check
 from draftwood.backends.loading.tested_versions import warn_if_untested
@@ -36,6 +37,7 @@ from draftwood.backends.weights.quantized import rounds_activations
 from draftwood.backends.weights.weight_files import check_inside
 from draftwood.base.devices import default_device
 from draftwood.base.errors import DraftwoodError, InvalidInput, OutOfMemory, UnsupportedModel
+from draftwood.base.gguf_name import names_gguf
 from draftwood.base.machine_faults import machine_fault
 from draftwood.base.model_key import ModelKey
 from draftwood.protocols import StateBackend
@@ -75,7 +77,8 @@ def load(
     """Returns a backend for a decoder-only model.
 
     Args:
-        model: a transformers model, a folder, or a name on the Hugging Face hub. Weights are read from
+        model: a transformers model, a folder, a name on the Hugging Face hub, or a GGUF file, which llama.cpp
+            runs: `dtype` then is that of keys and values (`load_gguf`). Other weights are read from
             safetensors, never from pickles; but folders in the layouts of `mamba_ssm` and MambaInLlama, which
             are published as pickles, may hold those: torch's restricted unpickler reads them, which makes
             tensors and runs no code. A `MambaLMHeadModel` of mamba_ssm is taken too; a transformers model
@@ -112,6 +115,16 @@ def load(
     if attention not in ("auto", "mask", "paths"):
         raise InvalidInput(f'attention is {attention!r}; it must be "auto", "mask" or "paths".')
     check_engine(engine, capture, weights)
+    if names_gguf(model):
+        check_options(
+            attention=attention,
+            capture=capture,
+            engine=engine,
+            offload=offload,
+            trust_remote_code=trust_remote_code,
+            weights=weights,
+        )
+        return load_gguf(Path(model).expanduser(), dtype=dtype, device=device)
     if isinstance(model, str | os.PathLike):
         model = load_model(
             model, trust_remote_code=trust_remote_code, dtype=dtype, device=device, offload=offload

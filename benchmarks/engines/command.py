@@ -23,11 +23,12 @@ from benchmarks.kernels.captured import named_model
 from benchmarks.research.prompts import prompts_of
 from draftwood import load, zoo
 from draftwood.apps.files.machine import device_name
+from draftwood.backends.gguf.library import is_installed as gguf_is_installed
 from draftwood.base.errors import InvalidInput
 from draftwood.zoo.widen import parameter_count, widen_to
 
-Engine = Literal["eager", "inductor", "openvino"]
-ENGINES: tuple[Engine, ...] = ("eager", "inductor", "openvino")
+Engine = Literal["eager", "inductor", "openvino", "gguf"]
+ENGINES: tuple[Engine, ...] = ("eager", "inductor", "openvino", "gguf")
 
 GGUF = {"as they are": {"float32": "F32", "bfloat16": "BF16"}, "int8": "Q8_0", "int4": "Q4_0"}
 """llama.cpp's format of the weights."""
@@ -75,7 +76,9 @@ def engines(
       python -m benchmarks engines --folders models/357m --dtype bfloat16 --engines openvino --weights int8
     """
     torch.set_num_threads(threads)
-    here = [name for name in ENGINES if name != "openvino" or importlib.util.find_spec("openvino")]
+    absent = set[str]() if importlib.util.find_spec("openvino") else {"openvino"}
+    absent |= set[str]() if folders is not None and gguf_is_installed() else {"gguf"}
+    here = [name for name in ENGINES if name not in absent]
     chosen: Any = names.split(",") if names else here
     if unknown := [name for name in chosen if name not in here]:
         raise InvalidInput(f"The engine {unknown[0]!r} is not here; name some of {', '.join(here)}.")
@@ -93,13 +96,16 @@ def engines(
         if folders is not None:
             contenders += _others(folders, asked, bits=bits, dtype=dtype, threads=threads)
         for engine in chosen:
-            if bits != "as they are" and engine != "openvino":
+            if bits != "as they are" and engine not in ("openvino", "gguf"):
                 continue
+            pair = (model, small)
+            if engine == "gguf" and folders is not None:
+                pair = (_gguf(folders, bits, dtype), _gguf_draft(folders))
             contenders += _ours(
-                model,
-                small,
+                *pair,
                 engine,
                 bits=bits,
+                dtype=dtype,
                 budgets=list(map(int, budgets.split(","))),
                 depth=depth,
                 recipe=recipe,
@@ -135,22 +141,46 @@ def _models(target: str, draft: str, *, folders: Path | None, widen: float, dtyp
 
 
 def _ours(
-    model: Any, small: Any, engine: Engine, *, bits: str, budgets: list[int], depth: int, recipe: str
+    model: Any,
+    small: Any,
+    engine: Engine,
+    *,
+    bits: str,
+    dtype: str,
+    budgets: list[int],
+    depth: int,
+    recipe: str,
 ) -> Iterator[Contender]:
-    """Draft trees over one engine."""
+    """Draft trees over one engine; for "gguf" the models are files."""
     rounded: Any = None if bits == "as they are" else bits
     name = f"{engine}, {bits}" if rounded else engine
+    texts = name if rounded else "the model"
     started = perf_counter()
-    backends = load(model, engine=engine, weights=rounded), load(small, engine=engine)
+    if engine == "gguf":
+        name, texts = f"gguf {model.stem.split('-')[-1]}", llama.texts_of(model, weights=bits)
+        backends = load(model, dtype=dtype), load(small)
+    else:
+        backends = load(model, engine=engine, weights=rounded), load(small, engine=engine)
     typer.echo(f"{name}: loaded in {perf_counter() - started:.1f} s", err=True)
+    runs_torch = engine in ("eager", "inductor")
     for budget in budgets:
         yield Contender(
             f"draftwood, {name}, {budget} nodes",
-            by_trees(*backends, budget=budget, depth=depth, recipe=recipe, engine_only=engine == "openvino"),
+            by_trees(*backends, budget=budget, depth=depth, recipe=recipe, engine_only=not runs_torch),
             ours=True,
             weights=bits,
-            texts=name if rounded else "the model",
+            texts=texts,
         )
+
+
+def _gguf(folders: Path, bits: str, dtype: str) -> Path:
+    """The target's GGUF file with such weights."""
+    kind: Any = GGUF[bits]
+    return folders / "gguf" / f"target-{kind if isinstance(kind, str) else kind[dtype]}.gguf"
+
+
+def _gguf_draft(folders: Path) -> Path:
+    return folders / "gguf" / "draft-F32.gguf"
 
 
 def _others(folders: Path, asked: list[str], *, bits: str, dtype: str, threads: int) -> list[Contender]:
@@ -163,11 +193,10 @@ def _others(folders: Path, asked: list[str], *, bits: str, dtype: str, threads: 
             found += genai.contenders(exported, folders / "openvino" / "draft", **options)
         else:
             typer.echo(f"OpenVINO GenAI is left out: the package or {exported} is missing.", err=True)
-    kind: Any = GGUF[bits]
-    file = folders / "gguf" / f"target-{kind if isinstance(kind, str) else kind[dtype]}.gguf"
+    file = _gguf(folders, bits, dtype)
     if "llama.cpp" in asked:
-        if llama.is_installed() and file.is_file():
-            found += llama.contenders(file, folders / "gguf" / "draft-F32.gguf", **options)
+        if gguf_is_installed() and file.is_file():
+            found += llama.contenders(file, _gguf_draft(folders), **options)
         else:
             typer.echo(f"llama.cpp is left out: llama-cpp-python or {file} is missing.", err=True)
     return found

@@ -60,6 +60,7 @@ def write_llama(model: Any, tokenizer: dict[str, Any], to: Path, kind: str) -> N
 
     config = model.config
     writer = gguf.GGUFWriter(to, "llama")
+    writer.add_file_type(gguf.LlamaFileType[f"{'ALL' if kind == 'F32' else 'MOSTLY'}_{kind}"])
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)

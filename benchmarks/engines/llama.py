@@ -6,14 +6,13 @@ one pass of the target scores, and the tokens up to the first other one are kept
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.engines.contenders import Contender, Writer, Written
+from draftwood.backends.gguf.library import library
 from draftwood.base.errors import InvalidInput
 
 CHAINS = (4,)
@@ -26,11 +25,6 @@ LONGEST = 1024
 """Tokens of a prompt and a text."""
 
 
-def is_installed() -> bool:
-    """Whether llama-cpp-python can be imported."""
-    return importlib.util.find_spec("llama_cpp") is not None
-
-
 def contenders(target: Path, draft: Path, *, weights: str, dtype: str, threads: int) -> list[Contender]:
     """Plain decoding, and chains of a draft.
 
@@ -41,27 +35,30 @@ def contenders(target: Path, draft: Path, *, weights: str, dtype: str, threads: 
         dtype: "float32" or "bfloat16", that of keys and values.
         threads: of the engine.
     """
-    rounded = weights != "as they are"
     label = f"llama.cpp, {target.stem.split('-')[-1]}"
-    model = Context(target, dtype=dtype, threads=threads)
-    small = Context(draft, dtype="float32", threads=1)
-    ways = {f"{label}, plain": by_chains(model, small, chain=0)}
-    ways |= {f"{label}, its draft of {chain}": by_chains(model, small, chain=chain) for chain in CHAINS}
-    texts = label if rounded else "the model"
+    ways = dict[str, Writer]()
+    for flash in (False, True):
+        model = Context(target, dtype=dtype, threads=threads, flash=flash)
+        small = Context(draft, dtype="float32", threads=1, flash=flash)
+        with_flash = ", flash attention" if flash else ""
+        ways[f"{label}, plain{with_flash}"] = by_chains(model, small, chain=0)
+        for chain in CHAINS:
+            ways[f"{label}, its draft of {chain}{with_flash}"] = by_chains(model, small, chain=chain)
+    texts = texts_of(target, weights=weights)
     return [Contender(name, write, weights=weights, texts=texts) for name, write in ways.items()]
+
+
+def texts_of(target: Path, *, weights: str) -> str:
+    """What `Contender.texts` is for a GGUF file: rounded weights are another model."""
+    return "the model" if weights == "as they are" else f"llama.cpp, {target.stem.split('-')[-1]}"
 
 
 class Context:
     """A model of llama.cpp with the keys and values of one text."""
 
-    def __init__(self, file: Path, *, dtype: str, threads: int) -> None:
-        """Read the GGUF file."""
-        import llama_cpp
-
-        self._lib: Any = llama_cpp
-        quiet = llama_cpp.llama_log_callback(lambda *_: None)
-        llama_cpp.llama_log_set(quiet, None)
-        self._quiet = quiet  # the library calls it for as long as it runs
+    def __init__(self, file: Path, *, dtype: str, threads: int, flash: bool) -> None:
+        """Read the GGUF file; with flash attention, which is llama.cpp's default, or without."""
+        self._lib = llama_cpp = library()
         self._model = llama_cpp.llama_model_load_from_file(
             str(file).encode(), llama_cpp.llama_model_default_params()
         )
@@ -71,6 +68,7 @@ class Context:
         options.n_ctx, options.n_batch, options.n_ubatch = LONGEST, LONGEST, LONGEST
         options.n_threads = options.n_threads_batch = threads
         options.type_k = options.type_v = KINDS[dtype]
+        options.flash_attn_type = int(flash)
         self._context = llama_cpp.llama_init_from_model(self._model, options)
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))

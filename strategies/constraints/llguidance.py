@@ -103,7 +103,13 @@ class LLGuidanceConstraint(MatcherConstraint):
         cls, grammar: str, tokenizer: Any, eos_token_id: int | Sequence[int] | None
     ) -> LLGuidanceConstraint:
         llguidance, hf = package("llguidance"), package("llguidance.hf")
-        vocabulary = hf.from_tokenizer(tokenizer, eos_token=list(ends(tokenizer, eos_token_id)))
+        stops = list(ends(tokenizer, eos_token_id))
+        if not getattr(tokenizer, "is_fast", True):
+            raise InvalidInput(
+                f"llguidance does not read a {type(tokenizer).__name__}; name the original model's fast "
+                "tokenizer by --tokenizer or tokenizer=."
+            )
+        vocabulary = hf.from_tokenizer(tokenizer, eos_token=stops)
         first = llguidance.LLMatcher(vocabulary, grammar, log_level=0)
         if first.is_error():
             raise _refused(first.get_error())

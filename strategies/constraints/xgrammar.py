@@ -100,8 +100,8 @@ class XGrammarConstraint(MatcherConstraint):
     ) -> XGrammarConstraint:
         xgrammar = package("xgrammar")
         stops = ends(tokenizer, eos_token_id)
-        info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, stop_token_ids=list(stops))
         try:
+            info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, stop_token_ids=list(stops))
             return cls(make(xgrammar.GrammarCompiler(info)), stops)
         except (RuntimeError, ValueError) as error:
             raise InvalidInput(f"xgrammar cannot serve this constraint: {_reason(error)}.") from error

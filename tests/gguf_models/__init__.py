@@ -1,0 +1,1 @@
+"""Models in GGUF files, which llama.cpp runs; `make test-gguf` runs these."""
