@@ -33,6 +33,9 @@ class TreePolicy(Protocol):
         branches: whether a node may have more than one child.
         learns: whether it is a `LearningPolicy`, whose trees depend on earlier outcomes.
         scope: `"row"` where a tree depends on nothing of other rows; `"batch"` for a `BatchPolicy`.
+        reads_row: whether it gets a `RowView` of each row: its length, the tokens left, its acceptance so
+            far, and the costs of passes. `grow` then takes one more argument, `view`, and `share` of a
+            `BatchPolicy` takes `views`, one per row.
         source: paper and algorithm.
     """
 
@@ -41,6 +44,7 @@ class TreePolicy(Protocol):
     branches: bool = True
     learns: bool = False
     scope: Literal["row", "batch"] = "row"
+    reads_row: bool = False
     source: str = ""
 
     def grow(self, root: int, rng: Randomness) -> Growing:
@@ -103,7 +107,8 @@ class BatchPolicy(TreePolicy, Protocol[Share]):
     node's own token and the draws below it. The texts of all rows then have the product of the targets' laws,
     while the text that a seed gives may change with the other rows.
 
-    A batch policy that learns takes the states of its rows in `share`.
+    A batch policy that learns takes the states of its rows in `share`. One that reads rows takes their
+    views there, as `share(states, views)`; `grow` gets no view.
     """
 
     scope: Literal["row", "batch"] = "batch"

@@ -18,6 +18,7 @@ from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.diagnosis.policy_mistakes import likely_mistake
 from draftwood.testing.diagnosis.tolerances import rounding
 from draftwood.testing.diagnosis.tree_text import distribution_as_text
+from draftwood.testing.models.row_views import TOY_VIEW
 from draftwood.testing.proofs.enumerator import enumerate_outcomes
 from draftwood.testing.proofs.sibling_counts import assert_counts_settled
 from draftwood.trees.request import Request, RequestLog
@@ -181,7 +182,7 @@ def grow_tree(
     asked = RequestLog()
     try:
         # What decoding grows its trees by, here with one row.
-        growth = policy_states.growth(policy, [prompt[-1]], [rng], [state])
+        growth = policy_states.growth(policy, [prompt[-1]], [rng], [state], views=[TOY_VIEW])
         while growth.requests is not None:
             request = growth.requests[0]
             assert request is not None
