@@ -21,8 +21,8 @@ def as_policy(policy: TreePolicy | str) -> TreePolicy:
         )
     if policy.reads_row:
         raise InvalidInput(
-            f"{type(policy).__name__} reads the row that it grows a tree for, and no policy can wrap it; give "
-            "one whose reads_row is False, such as layered-dyspec."
+            f"{type(policy).__name__} reads the row that it grows a tree for, and no policy can wrap it; "
+            "give one whose reads_row is False, such as layered-dyspec."
         )
     return policy
 
