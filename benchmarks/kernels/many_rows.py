@@ -96,7 +96,7 @@ def round_seconds(costs: PassCosts, one: Round, calls: Sequence[int], context: f
     at: Any = {"rows": len(one.rows), "context": context}
     nodes = 1 + max(row.outcome.drafted for row in one.rows)
     drafting = sum(costs.draft_seconds(size, **at) for size in calls)
-    return float(costs.target_seconds(nodes, **at) + costs.rest_seconds(nodes, **at) + drafting)
+    return float(costs.target(nodes, **at) + costs.rest_seconds(nodes, **at) + drafting)
 
 
 def policies(*, law: str) -> dict[str, TreePolicy]:

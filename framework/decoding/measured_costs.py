@@ -56,7 +56,7 @@ def measure_costs(
         tokens: a text of which rows are read; default: tokens 0, 1, 2 and so on. Mixtures of experts route
             real text otherwise.
         repetitions: of every size, at most.
-        seconds: for one number of rows and one context. Sizes that would exceed it are left out; the
+        seconds: for one number of rows and one context. Once they are over, larger sizes are left out; the
             smallest two are measured in any case.
         machine: the machine's name, which is kept with the costs.
 
@@ -100,8 +100,8 @@ def _check(
         raise InvalidInput("The target or drafter is decoding; measure its passes before or after.")
     if not (nodes and rows and contexts) or min(*nodes, *rows, *contexts) < 1:
         raise InvalidInput(
-            f"Costs were asked for nodes {list(nodes)}, rows {list(rows)} and contexts {list(contexts)}; give "
-            "numbers from 1, at least one of each."
+            f"Costs were asked for nodes {list(nodes)}, rows {list(rows)} and contexts {list(contexts)}; "
+            "give numbers from 1, at least one of each."
         )
     most, longest = max(contexts) + max(nodes) + 2 * REST_ROUNDS, target.max_length
     if longest is not None and most > longest:
@@ -127,27 +127,31 @@ def _passes(
     seconds: float,
 ) -> tuple[Times, Times]:
     """Returns the times of target passes and of draft calls."""
-    passes, calls = ({size: list[float]() for size in sizes} for _ in range(2))
-    ends, running = perf_counter() + seconds, list(sizes)
+    passes: Times = {}
+    calls: Times = {}
+    ends = perf_counter() + seconds
     try:
         _prefill(target, drafter, batch)
         for repetition in range(repetitions + 1):
             for size in sizes:
-                # A size that was too slow to be tried once is left out, and so are all larger ones.
-                if perf_counter() > ends and (repetition > 1 or size > sizes[min(1, len(sizes) - 1)]):
-                    running = [one for one in running if passes[one] or one < size]
-                if size not in running or (repetition > 1 and perf_counter() > ends):
+                if repetition and (size not in passes or perf_counter() > ends):
                     continue
                 drafting, taken = _one_round(target, drafter, batch, size)
-                if repetition:  # the first turn warms up
-                    passes[size].append(taken)
-                    for nodes, call in drafting.items():
-                        calls.setdefault(nodes, []).append(call)
+                passes.setdefault(size, []).append(taken)
+                for nodes, call in drafting.items():
+                    calls.setdefault(nodes, []).append(call)
+                if not repetition and len(passes) > 1 and perf_counter() > ends:
+                    break
     finally:
         target.release()
         if drafter is not None:
             drafter.release()
-    return passes, calls
+    return _warm(passes), _warm(calls)
+
+
+def _warm(times: Times) -> Times:
+    """Returns the times without the first of each size, which warmed up, unless it is the only one."""
+    return {size: taken[1:] or taken for size, taken in times.items()}
 
 
 def _prefill(target: StateBackend, drafter: Drafter | None, batch: Sequence[Sequence[int]]) -> None:

@@ -61,7 +61,7 @@ class PassTable:
         """Returns the table of a formula `time(nodes, rows, context)`."""
         return cls([(n, r, c, time(n, r, c)) for c in contexts for r in rows for n in nodes])
 
-    def seconds(self, nodes: Any, *, rows: int = 1, context: float = 0) -> Any:
+    def __call__(self, nodes: Any, *, rows: int = 1, context: float = 0) -> Any:
         """Returns the seconds of passes over `nodes` nodes in each of `rows` rows.
 
         Below the smallest measured size the smallest counts. Beyond the largest number of nodes, rows or
@@ -178,18 +178,14 @@ class PassCosts:
                 f"pass_costs is {value!r:.80}, not the costs of draftwood tune; run draftwood tune again."
             ) from error
 
-    def target_seconds(self, nodes: Any, *, rows: int = 1, context: float = 0) -> Any:
-        """Returns the seconds of target passes; arguments as for `PassTable.seconds`."""
-        return self.target.seconds(nodes, rows=rows, context=context)
-
     def draft_seconds(self, nodes: Any, *, rows: int = 1, context: float = 0) -> Any:
-        """Returns the seconds of draft calls; 0 where no drafter was measured."""
+        """Returns the seconds of draft calls, as `draft` does; 0 where no drafter was measured."""
         if self.draft is None:
             return np.zeros(np.shape(nodes)) if np.ndim(nodes) else 0.0
-        return self.draft.seconds(nodes, rows=rows, context=context)
+        return self.draft(nodes, rows=rows, context=context)
 
     def rest_seconds(self, nodes: Any, *, rows: int = 1, context: float = 0) -> Any:
         """Returns the seconds of a round outside of its passes; 0 where they were not measured."""
         if self.rest is None:
             return np.zeros(np.shape(nodes)) if np.ndim(nodes) else 0.0
-        return self.rest.seconds(nodes, rows=rows, context=context)
+        return self.rest(nodes, rows=rows, context=context)

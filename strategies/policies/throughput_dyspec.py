@@ -138,7 +138,7 @@ class ThroughputDySpec(LayeredDySpec, LearningPolicy[ThroughputState], BatchPoli
         )
         rates = np.where(self._allowed(), tokens / _times(costs, rows=rows, context=context), 0.0)
         place, size = (int(number) for number in np.unravel_index(rates.argmax(), SHAPE))
-        plain = costs.target_seconds(1, rows=rows, context=context)
+        plain = costs.target(1, rows=rows, context=context)
         plain += costs.rest_seconds(1, rows=rows, context=context)
         if rates[place, size] * plain <= 1:
             return TreeLimits()
@@ -224,7 +224,7 @@ def _expected(
 def _times(costs: PassCosts, *, rows: int, context: float) -> Float[np.ndarray, "kinds sizes"]:
     """Returns the seconds of a round by its limits."""
     sizes = np.array(SIZES)
-    passes = costs.target_seconds(1 + sizes, rows=rows, context=context)
+    passes = costs.target(1 + sizes, rows=rows, context=context)
     passes = passes + costs.rest_seconds(1 + sizes, rows=rows, context=context)
     first = costs.draft_seconds(1, rows=rows, context=context)
     below = [

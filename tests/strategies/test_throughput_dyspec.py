@@ -80,7 +80,7 @@ def rate(
     for one, calls in rounds:
         drafted = [row.outcome.drafted for row in one.rows]
         written += sum(len(row.tokens) for row in one.rows)
-        time += passes.target_seconds(1 + max(drafted), rows=len(drafted))
+        time += passes.target(1 + max(drafted), rows=len(drafted))
         time += sum(passes.draft_seconds(size, rows=len(drafted)) for size in calls)
         nodes, turns = nodes + sum(drafted), turns + len(drafted)
     return written / time, nodes / turns
@@ -99,7 +99,7 @@ def test_it_keeps_up_with_the_best_fixed_tree_and_with_ordinary_decoding(
         rate(other, passes, **size)[0]  # type: ignore[arg-type]
         for other in (Chain(2), Chain(4), *(LayeredDySpec(budget, law=law) for budget in (4, 8, 16)))
     ]
-    ordinary = rows / passes.target_seconds(1, rows=rows)
+    ordinary = rows / passes.target(1, rows=rows)
     assert found > 0.95 * max(ordinary, *fixed)
     if passes is DEAR and rows > 1:
         assert ordinary > max(fixed)  # so this case does show decoding without trees
