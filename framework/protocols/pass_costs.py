@@ -64,8 +64,9 @@ class PassTable:
     def __call__(self, nodes: Any, *, rows: int = 1, context: float = 0) -> Any:
         """Returns the seconds of passes over `nodes` nodes in each of `rows` rows.
 
-        Below the smallest measured size the smallest counts. Beyond the largest number of nodes, rows or
-        tokens the time grows as it did between the smallest and the largest.
+        Below the smallest measured size the smallest counts. Beyond the largest number of nodes or tokens the
+        time grows as it did between the smallest and the largest. Rows beyond the largest number that was
+        measured count as more nodes of so many rows.
 
         Args:
             nodes: a number, or an array of them.
@@ -76,10 +77,12 @@ class PassTable:
             A float, or an array of the shape of `nodes`.
         """
         sizes = np.asarray(nodes, dtype=float)
-        by_context = [
-            (at, _between(rows, [(of, _on_line(sizes, line)) for of, line in lines]))
-            for at, lines in self._lines
-        ]
+        by_context = []
+        for at, lines in self._lines:
+            most = lines[-1][0]
+            wider = sizes * max(rows / most, 1)
+            by_rows = [(of, _on_line(wider, line)) for of, line in lines]
+            by_context.append((at, _between(min(rows, most), by_rows)))
         found = _between(context, by_context)
         return found if sizes.ndim else float(found)
 
@@ -173,6 +176,8 @@ class PassCosts:
         """
         try:
             return cls(**value)
+        except InvalidInput:
+            raise
         except (TypeError, ValueError) as error:
             raise InvalidInput(
                 f"pass_costs is {value!r:.80}, not the costs of draftwood tune; run draftwood tune again."
