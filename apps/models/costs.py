@@ -21,7 +21,5 @@ def costs_for(
     if known is not None or not policy.reads_row:
         return known
     to_stderr(f"Timing passes for {type(policy).__name__}; draftwood tune keeps such times in its file.")
-    longest = target.max_length or 256
-    return measure_costs(
-        target, drafter, contexts=(max(longest // 4, 1),), machine=device_name(target.device)
-    )
+    context = max(min((target.max_length or 512) // 4, 128), 1)
+    return measure_costs(target, drafter, contexts=(context,), machine=device_name(target.device))

@@ -21,6 +21,7 @@ from draftwood.decoding.running_rows import NOTHING, RunningRows
 from draftwood.distributions.forced_tokens import with_forced_tokens
 from draftwood.protocols import Drafter, StateBackend, Verifier, policy_states
 from draftwood.protocols.pass_costs import PassCosts
+from draftwood.protocols.scored_nodes import ScoredNodes
 from draftwood.trees.level_plan import LevelPlan, Levels
 from draftwood.trees.outcome import Outcome
 from draftwood.trees.request import RequestLog
@@ -83,14 +84,16 @@ class RoundLoop:
 
         scoring = perf_counter()
         nodes = as_batch(trees)
-        if batch.all:
-            logits = self.target.extend(*nodes)
-        else:
-            logits = batch.of_rows(self.target.extend(*batch.nodes(*nodes)))
+        if not batch.all:
+            nodes = batch.nodes(*nodes)
+        of_places = self.target.extend(*nodes)
+        logits = of_places if batch.all else batch.of_rows(of_places)
         target_seconds = perf_counter() - scoring
 
         verified = self._verified(batch, trees, logits)
         outcomes = batch.by_place([turn.outcome for turn in verified.turns], otherwise=NOTHING)
+        if self.drafter.reads_scores:
+            self.drafter.scored(ScoredNodes(*nodes, of_places))
         self.target.commit([outcome.path for outcome in outcomes])
         self.drafter.commit(outcomes)
         seconds = self._settled(verified, started)

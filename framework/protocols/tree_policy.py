@@ -36,6 +36,7 @@ class TreePolicy(Protocol):
         reads_row: whether it gets a `RowView` of each row: its length, the tokens left, its acceptance so
             far, and the costs of passes. `grow` then takes one more argument, `view`, and `share` of a
             `BatchPolicy` takes `views`, one per row.
+        asks: names of the drafters that its requests ask, which the drafter must have (`Drafter.names`).
         source: paper and algorithm.
     """
 
@@ -45,6 +46,7 @@ class TreePolicy(Protocol):
     learns: bool = False
     scope: Literal["row", "batch"] = "row"
     reads_row: bool = False
+    asks: frozenset[str] = frozenset()
     source: str = ""
 
     def grow(self, root: int, rng: Randomness) -> Growing:
@@ -54,6 +56,7 @@ class TreePolicy(Protocol):
 
         - `tree.open(nodes, law, counts)` asks for children. The answer is a list with the `Siblings` of each
           node, which the loop has drawn for all rows at once.
+        - Both take `drafter`, a name in `asks`, and may then ask another drafter for the same node.
         - `tree.request(nodes)` asks for the draft distributions, after the draft's own sampling transform:
           `[k, vocab]`, or `[k, drafters, vocab]` where several drafters propose. `draw_children` and `rng`
           draw from them. A row of zeros means that the drafter has nothing to propose there.

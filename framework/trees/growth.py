@@ -151,7 +151,10 @@ class Growth:
             for row, request in enumerate(asked):
                 if request is not None:
                     tokens[row, : counts[row]], parents[row, : counts[row]] = request.tokens, request.parents
-            self.requests = Requests(torch.from_numpy(tokens), torch.from_numpy(parents), counts)
+            names = [request and request.drafter for request in asked]
+            self.requests = Requests(
+                torch.from_numpy(tokens), torch.from_numpy(parents), counts, names if any(names) else ()
+            )
         elif self._waiting:
             self._resume(resumed)
 

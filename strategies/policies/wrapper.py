@@ -37,6 +37,10 @@ class PolicyWrapper(TreePolicy):
         return self.policy.laws
 
     @property
+    def asks(self) -> frozenset[str]:  # type: ignore[override]
+        return self.policy.asks
+
+    @property
     def adaptive(self) -> bool:  # type: ignore[override]
         return self.policy.adaptive
 

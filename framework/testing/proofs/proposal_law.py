@@ -204,7 +204,7 @@ def grow_tree(
 def _check_request(policy: TreePolicy, request: Request, asked: RequestLog, root: int) -> None:
     pairs = zip(request.tokens.tolist(), request.parents.tolist(), strict=True)
     for number, (token, parent) in enumerate(pairs, start=len(asked)):
-        if number == 0:
+        if number == 0 or (policy.asks and parent < 0):
             assert (token, parent) == (root, -1), (
                 f"{policy} first asks for token {token} with parent {parent}; number 0 is the root {root}, "
                 "with parent -1."
