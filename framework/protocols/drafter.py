@@ -85,9 +85,8 @@ class Drafter(Protocol):
     def scored(self, nodes: ScoredNodes) -> None:
         """Take the target's logits of a round's nodes, rejected ones too, before the round's `commit`.
 
-        Called where `reads_scores` is true. Other drafters cost nothing. The tokens of the next round depend
-        on logits that were sampled from, so what is proposed later may depend on all of them: they are known
-        before its tokens are drawn.
+        Called where `reads_scores` is true; elsewhere it costs nothing. The logits are known before the next
+        round draws anything, so whatever is proposed later may depend on them.
         """
         return
 

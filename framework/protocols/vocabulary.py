@@ -62,7 +62,11 @@ class FittedDrafter(Drafter):
     def scored(self, nodes: ScoredNodes) -> None:
         width = self.drafter.vocab_size - self.vocab_size
         logits = nodes.logits
-        fitted = logits[..., :width] if width < 0 else torch.nn.functional.pad(logits, (0, width), value=-torch.inf)
+        fitted = (
+            logits[..., :width]
+            if width < 0
+            else torch.nn.functional.pad(logits, (0, width), value=-torch.inf)
+        )
         self.drafter.scored(attrs.evolve(nodes, logits=fitted))
 
     def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:

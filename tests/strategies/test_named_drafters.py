@@ -141,5 +141,8 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_settings_of_the_text_reach_both() -> None:
     sampling = SamplingParams(temperature=0.7, top_k=2)
     decoder = SpeculativeDecoder(ToyBackend(TARGET), named(), Cascade(), RecursiveRejection())
-    first, again = (decoder.generate(torch.tensor([[1, 2, 1]]), max_new_tokens=12, sampling=sampling, seed=4) for _ in "ab")
+    first, again = (
+        decoder.generate(torch.tensor([[1, 2, 1]]), max_new_tokens=12, sampling=sampling, seed=4)
+        for _ in "ab"
+    )
     assert first.tolist() == again.tolist()  # type: ignore[union-attr]
