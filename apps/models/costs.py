@@ -1,4 +1,4 @@
-"""Costs of passes for policies that weigh them: those of a tuned file, or measured."""
+"""Costs of passes for policies that weigh them, from a tuned file or measured."""
 
 from __future__ import annotations
 

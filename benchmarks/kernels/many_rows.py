@@ -90,7 +90,7 @@ def by_policy(decoder: SpeculativeDecoder, *, temperature: float, tokens: int, m
 
 
 def round_seconds(costs: PassCosts, one: Round, calls: Sequence[int], context: float) -> float:
-    """Returns the seconds of a round by `costs`, without those of prompts; `calls` are the draft's nodes."""
+    """Returns the seconds of a round by `costs`, without reading prompts; `calls` are the draft's nodes."""
     if one.prefill:
         return 0.0
     at: Any = {"rows": len(one.rows), "context": context}

@@ -43,8 +43,8 @@ class PassTable:
     """Seconds by nodes of a row, rows and context, as measured; between them, interpolated.
 
     Attributes:
-        points: `(nodes, rows, context, seconds)` of every measured pass. `nodes` are those of the row that
-            has the most, since a batch is padded to it.
+        points: `(nodes, rows, context, seconds)` of every measured pass. `nodes` counts the row
+            that has the most, since a batch is padded to it.
     """
 
     points: tuple[Point, ...] = attrs.field(converter=_points, validator=_measured)

@@ -51,8 +51,8 @@ class ThroughputState:
     """Fading sums over the rounds of a row, `SHAPE` numbers each, flat.
 
     A tree shows what smaller ones would have given: its nodes of most value, down to a limit of layers, are
-    the tree of that limit, and its first children are a chain. Numbers are those of nodes between one size
-    and the next.
+    the tree of that limit, and its first children are a chain. Numbers count nodes between one size and
+    the next.
 
     Attributes:
         rounds: whose trees showed all nodes of that size and depth.
