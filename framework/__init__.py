@@ -27,6 +27,7 @@ from draftwood.base.errors import (
 )
 from draftwood.decoding.decoder import SpeculativeDecoder
 from draftwood.decoding.generation import Generation
+from draftwood.decoding.measured_costs import measure_costs
 from draftwood.decoding.round_records import Round, RowRecord, Statistics, TokenDetails
 from draftwood.decoding.row_queue import QueuedText, RowQueue
 from draftwood.decoding.session import Session
@@ -52,7 +53,9 @@ from draftwood.methods.recipe import Recipe
 from draftwood.methods.tuned_method import TunedMethod, read_tuned
 from draftwood.protocols import BatchPolicy, Drafter, LearningPolicy, StateBackend, TreePolicy, Verifier
 from draftwood.protocols.model_prompt import ModelPrompt, PromptRow
+from draftwood.protocols.pass_costs import PassCosts, PassTable
 from draftwood.protocols.registry import create, load
+from draftwood.protocols.row_view import RowView
 from draftwood.trees.growth import WAIT, Growing, Growth, Wait
 from draftwood.trees.level_plan import LevelPlan, Levels
 from draftwood.trees.outcome import Outcome
@@ -92,6 +95,8 @@ __all__ = [
     "Opening",
     "OutOfMemory",
     "Outcome",
+    "PassCosts",
+    "PassTable",
     "PerChild",
     "PromptRow",
     "Proposal",
@@ -104,6 +109,7 @@ __all__ = [
     "Round",
     "RowQueue",
     "RowRecord",
+    "RowView",
     "SamplingParams",
     "Session",
     "SharedDecoder",
@@ -132,5 +138,6 @@ __all__ = [
     "custom_generate",
     "draw_children",
     "load",
+    "measure_costs",
     "read_tuned",
 ]

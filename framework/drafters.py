@@ -8,6 +8,7 @@ from draftwood.strategies.drafters.layer_skip import LayerSkip
 from draftwood.strategies.drafters.medusa import MedusaHeads
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.mtp import Mtp
+from draftwood.strategies.drafters.named import Named
 from draftwood.strategies.drafters.p_eagle import PEagle
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.drafters.retrieval import RetrievalDrafter
@@ -16,6 +17,7 @@ from draftwood.strategies.drafters.shared_tokens import SharedTokens
 from draftwood.strategies.drafters.suffix_cache import SuffixCache
 from draftwood.strategies.drafters.table import TableDrafter
 from draftwood.strategies.drafters.token_map import TokenMap, token_texts
+from draftwood.strategies.drafters.token_recycling import TokenRecycling
 
 __all__ = [
     "BlockDrafter",
@@ -26,6 +28,7 @@ __all__ = [
     "MedusaHeads",
     "ModelDrafter",
     "Mtp",
+    "Named",
     "PEagle",
     "PromptLookup",
     "RetrievalDrafter",
@@ -34,5 +37,6 @@ __all__ = [
     "SuffixCache",
     "TableDrafter",
     "TokenMap",
+    "TokenRecycling",
     "token_texts",
 ]

@@ -13,6 +13,7 @@ from draftwood import CounterRandomness, SamplingParams, SpeculativeDecoder, Sta
 from draftwood.apps.bench.memory import forget_peak, peak_memory
 from draftwood.apps.bench.specs import ASSISTED, LOOKUP, ORDINARY, Spec
 from draftwood.apps.models import by_name as models
+from draftwood.apps.models.costs import costs_for
 from draftwood.base.errors import UnsupportedModel
 from draftwood.decoding.generation import Generation
 
@@ -244,7 +245,13 @@ def writer(spec: Spec, loaded: models.Loaded, temperature: float) -> Writer:
     sampling = SamplingParams(temperature=temperature)
     sharper = chosen.draft_temperature
     return Speculative(
-        SpeculativeDecoder(loaded.target, drafter, chosen.policy, chosen.verifier),
+        SpeculativeDecoder(
+            loaded.target,
+            drafter,
+            chosen.policy,
+            chosen.verifier,
+            pass_costs=costs_for(chosen.policy, loaded.target, drafter),
+        ),
         sampling,
         None if sharper is None else attrs.evolve(sampling, temperature=sharper),
     )

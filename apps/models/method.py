@@ -24,6 +24,7 @@ from draftwood import (
 )
 from draftwood.apps.models import by_name as models
 from draftwood.apps.models import structured
+from draftwood.apps.models.costs import costs_for
 from draftwood.apps.terminal import options
 from draftwood.apps.terminal.shown import to_stderr
 from draftwood.base.errors import IncompatibleModels, InvalidInput
@@ -307,7 +308,9 @@ class Method:
             if defaults.sampling:
                 asked = ", ".join(defaults.sampling)
                 to_stderr(f"The target's defaults sample ({asked}); without --temperature this is greedy.")
-        return SpeculativeDecoder(loaded.target, drafts, strategy.policy, strategy.verifier)
+        known = self.known.pass_costs if self.known else None
+        costs = costs_for(strategy.policy, loaded.target, drafts, known=known)
+        return SpeculativeDecoder(loaded.target, drafts, strategy.policy, strategy.verifier, pass_costs=costs)
 
     def constraint(self, loaded: models.Loaded) -> Constraint | None:
         """Returns the constraint that the options ask for."""

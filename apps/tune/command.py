@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import attrs
 import typer
 
+from draftwood import PassCosts
 from draftwood.apps.bench.plan import BenchPlan, data_sets
 from draftwood.apps.bench.specs import Spec, contenders
 from draftwood.apps.bench.specs import parse as parse_strategy
@@ -19,7 +20,7 @@ from draftwood.apps.terminal.options import assign, parse, split
 from draftwood.apps.terminal.progress import progress
 from draftwood.apps.terminal.shown import say, to_stderr
 from draftwood.apps.tune.fit import fitted
-from draftwood.apps.tune.measure import ContestResult, Costs, Estimate, TuneTrial, contest_result, pass_costs
+from draftwood.apps.tune.measure import ContestResult, Estimate, TuneTrial, contest_result, pass_costs
 from draftwood.apps.tune.trial import Candidates, most_gain, number_of
 from draftwood.base.errors import InvalidInput
 from draftwood.base.whole_files import check_writable, write_json
@@ -69,6 +70,9 @@ def tune(
     ] = 32,
     seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
     dtype: Annotated[models.Dtype, typer.Option(help="Precision of the models.")] = models.Dtype.auto,
+    rows: Annotated[
+        str, typer.Option(help="Rows of the passes that are timed, with commas; the trial is of one row.")
+    ] = "1",
     device: models.Device = None,
     offload: models.Offload = None,
     engine: models.Engine = models.EngineName.eager,
@@ -88,8 +92,10 @@ def tune(
       draftwood tune --strategy rsd-s:width=4:depth=3 --strategy dyspec
       draftwood tune --target big/ --drafter small/ --offload tmp --dtype bfloat16
       draftwood tune --engine openvino --budget 4 --budget 8
+      draftwood tune --rows 1,4,16,64
     """
     check_writable(to)
+    counts = counts_of(rows)
     if new_tokens < 2:
         raise InvalidInput(f"new_tokens is {new_tokens}; ask for at least 2, as the first takes no round.")
     plan = BenchPlan(
@@ -123,7 +129,7 @@ def tune(
     if shared is not None:
         to_stderr(loaded.token_map.described([token for row in tokens for token in row]))
     trial = TuneTrial(loaded, tokens, temperature, seed)
-    found = measure(trial, specs, new_tokens, max(budgets))
+    found = measure(trial, specs, new_tokens, max(budgets), rows=counts)
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -136,10 +142,7 @@ def tune(
         "engine": str(engine),
         "contest": [attrs.asdict(one) for one in found.contest],
         "estimates": [attrs.asdict(one) for one in found.estimates],
-        "pass_seconds": {
-            "target": attrs.asdict(found.costs.target),
-            "draft": found.costs.draft and attrs.asdict(found.costs.draft),
-        },
+        "pass_costs": attrs.asdict(found.costs),
         "settings": {
             "data": list(sets),
             "prompts": len(tokens),
@@ -167,6 +170,21 @@ def candidates(words: Sequence[str], drafter: str, budgets: Sequence[int], tempe
     return contenders(words, budgets, temperature)[1:]
 
 
+def counts_of(rows: str) -> list[int]:
+    """Returns the numbers of rows of an option such as `1,4,16`.
+
+    Raises:
+        InvalidInput: they are no numbers from 1.
+    """
+    try:
+        counts = [int(word) for word in rows.split(",")]
+    except ValueError:
+        counts = [0]
+    if min(counts) < 1:
+        raise InvalidInput(f"--rows is {rows!r}; give numbers from 1 with commas, such as 1,4,16.")
+    return counts
+
+
 def _check_lengths(prompts: Sequence[Sequence[int]], new: int, most: int | None) -> None:
     for number, tokens in enumerate(prompts):
         if most is not None and len(tokens) + new > most:
@@ -191,16 +209,19 @@ class Found:
 
     spec: Spec
     gain: float
-    costs: Costs
+    costs: PassCosts
     asked: int
     estimates: Sequence[Estimate] = ()
     contest: Sequence[ContestResult] = ()
 
 
-def measure(trial: TuneTrial, specs: Sequence[Spec], tokens: int, largest: int) -> Found:
+def measure(
+    trial: TuneTrial, specs: Sequence[Spec], tokens: int, largest: int, *, rows: Sequence[int] = (1,)
+) -> Found:
     """Measures passes, tries the candidates and contests the best; less where the answer is clearly no."""
     to_stderr(f"Timing passes over up to {largest + 1} tokens.")
-    costs = pass_costs(trial.loaded, largest)
+    text = [token for prompt in trial.prompts for token in prompt]
+    costs = pass_costs(trial.loaded, largest, rows, text)
     to_stderr(_described(costs, largest))
     hopeful = [spec for spec in specs if most_gain(spec, trial, costs) > 1]
     if not hopeful:
@@ -223,7 +244,7 @@ def measure(trial: TuneTrial, specs: Sequence[Spec], tokens: int, largest: int) 
     return Found(by_label[best_result.label], best_result.gain, costs, asked, estimates, results)
 
 
-def _described(costs: Costs, largest: int) -> str:
+def _described(costs: PassCosts, largest: int) -> str:
     target, draft = costs.target, costs.draft
     drafting = f"; a draft pass takes {1e3 * draft(1):.3g} ms" if draft else ""
     return (

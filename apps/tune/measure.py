@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from time import monotonic
 
 import attrs
 
-from draftwood import StateBackend
+from draftwood import PassCosts, measure_costs
 from draftwood.apps.bench.specs import ORDINARY, Spec
 from draftwood.apps.bench.writers import Text, Writer, writer
+from draftwood.apps.files.machine import device_name
 from draftwood.apps.models import by_name as models
-from draftwood.decoding.pass_time import PassTime
+from draftwood.decoding.measured_costs import NODES, REST_ROUNDS
 
 _WARM = 4  # tokens that a candidate writes before it is timed
-_CONTEXT = 128  # tokens after which passes are timed
-_TIMING_SECONDS = 10.0  # spent on passes of one model, where a few repetitions take less
-_REPETITIONS = 7
-
-
-@attrs.frozen
-class Costs:
-    """The costs of a pair's passes.
-
-    Attributes:
-        target: seconds of a target pass by its tokens.
-        draft: of a draft call; None where no model drafts, and a call's time is that of the trial.
-    """
-
-    target: PassTime
-    draft: PassTime | None
+CONTEXT = 128  # tokens after which passes are timed
+TIMING_SECONDS = 10.0  # for passes over one number of rows
+LARGE = (64, 128)  # sizes in addition to `NODES`
 
 
 @attrs.frozen
@@ -80,26 +67,24 @@ class ContestResult:
     equal: bool | None
 
 
-def pass_costs(loaded: models.Loaded, largest: int) -> Costs:
-    """Passes of up to `largest` nodes and the root, fitted; see `PassTime.measured`."""
-    draft = None if loaded.draft is None else _measured(loaded.draft, largest)
-    return Costs(_measured(loaded.target, largest), draft)
+def pass_costs(loaded: models.Loaded, largest: int, rows: Sequence[int], tokens: Sequence[int]) -> PassCosts:
+    """Measures passes of up to `largest` nodes and the root, over text `tokens`; see `measure_costs`."""
+    longest = models.context(loaded.target) or 4 * largest + 2 * CONTEXT
+    context = min(CONTEXT, longest // 2)
+    nodes = {*(size for size in NODES if size <= largest), *(size for size in LARGE if size < largest)}
+    return measure_costs(
+        loaded.target,
+        None if loaded.draft is None else models.model_drafter(loaded),
+        nodes=[size for size in (*nodes, largest + 1) if context + size + 2 * REST_ROUNDS <= longest],
+        rows=rows,
+        contexts=(context,),
+        tokens=tokens,
+        seconds=TIMING_SECONDS,
+        machine=device_name(loaded.target.device),
+    )
 
 
-def _measured(backend: StateBackend, largest: int) -> PassTime:
-    most = (models.context(backend) or 4 * largest + 2 * _CONTEXT) // 2
-    sizes = [1, 2, 4]
-    while sizes[-1] <= largest and 2 * sizes[-1] <= most:
-        sizes.append(2 * sizes[-1])
-    context, started = min(_CONTEXT, most), monotonic()
-    once = PassTime.measured(backend, sizes=sizes, context=context, repetitions=1)
-    repetitions = min(int(2 * _TIMING_SECONDS / (monotonic() - started)), _REPETITIONS)
-    if repetitions <= 1:
-        return once
-    return PassTime.measured(backend, sizes=sizes, context=context, repetitions=repetitions)
-
-
-def estimate(label: str, texts: Sequence[Text], costs: Costs) -> Estimate:
+def estimate(label: str, texts: Sequence[Text], costs: PassCosts) -> Estimate:
     """A candidate by the cost model, from what its texts took.
 
     Tokens of a round over the time of its draft calls, its target pass and all else; ordinary decoding has

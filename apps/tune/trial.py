@@ -7,12 +7,13 @@ from time import monotonic
 
 import attrs
 
+from draftwood import PassCosts
 from draftwood.apps.bench.specs import Spec
 from draftwood.apps.bench.writers import Text, Writer
 from draftwood.apps.models.by_name import EngineName
 from draftwood.apps.terminal.progress import duration, progress
 from draftwood.apps.terminal.shown import to_stderr
-from draftwood.apps.tune.measure import Costs, Estimate, TuneTrial, estimate
+from draftwood.apps.tune.measure import Estimate, TuneTrial, estimate
 
 LOOK_PROMPTS, LOOK_TOKENS = 2, 16
 LOOK_SECONDS = 60.0
@@ -21,7 +22,7 @@ _CLEAR = 0.85  # times of single short texts vary
 _KEPT = 0.7  # a candidate whose expected gain is a smaller part of the best one's is given up
 
 
-def most_gain(spec: Spec, trial: TuneTrial, costs: Costs) -> float:
+def most_gain(spec: Spec, trial: TuneTrial, costs: PassCosts) -> float:
     """Returns the gain of a candidate if every level of its tree had an accepted token.
 
     A tree of n nodes over d levels gives at most d + 1 tokens a round, for d draft calls and a target pass
@@ -54,7 +55,7 @@ class Candidates:
     """
 
     trial: TuneTrial
-    costs: Costs
+    costs: PassCosts
     running: list[Spec]
     texts: dict[str, list[Text]] = attrs.field(factory=dict)
     _writers: dict[str, Writer] = attrs.field(factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -11,25 +11,37 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from torch import Tensor
 
 from benchmarks.kernels.captured import named_model
 from benchmarks.research.prompts import prompts_of
-from draftwood import SamplingParams, SpeculativeDecoder, TreePolicy, create, load, zoo
+from draftwood import (
+    PassCosts,
+    Request,
+    Round,
+    SamplingParams,
+    SpeculativeDecoder,
+    TreePolicy,
+    create,
+    load,
+    measure_costs,
+    zoo,
+)
 from draftwood.apps.files.machine import device_name
-from draftwood.decoding.pass_time import PassTime
 from draftwood.policies import Chain, CostAware, LayeredDySpec, ThroughputDySpec
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.zoo.widen import parameter_count, widen_to
 
-Way = Callable[[list[list[int]], int], int]
-"""Writes tokens after each of some prompts, and returns how many in all."""
+Way = Callable[[list[list[int]], int], float]
+"""Writes tokens after each of some prompts, and returns the seconds that it took."""
 
 
 def by_generate(model: Any, *, temperature: float, tokens: int) -> Way:
     """Transformers' `generate()` on the whole batch, padded at the left."""
 
-    def write(prompts: list[list[int]], seed: int) -> int:
+    def write(prompts: list[list[int]], seed: int) -> float:
         torch.manual_seed(seed)
+        started = perf_counter()
         longest = max(map(len, prompts))
         ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -42,24 +54,52 @@ def by_generate(model: Any, *, temperature: float, tokens: int) -> Way:
             pad_token_id=0,
             **sampling or {"do_sample": False},
         )
-        return tokens * len(prompts)
+        return perf_counter() - started
 
     return write
 
 
-def by_policy(decoder: SpeculativeDecoder, *, temperature: float, tokens: int) -> Way:
-    """Draft trees for all prompts at once."""
+class WatchedDrafter(ModelDrafter):
+    """A draft model that notes the nodes of its calls, of the row that asks for the most."""
+
+    sizes: tuple[int, ...] = ()
+
+    def distributions(self, requests: Sequence[Request | None]) -> Tensor:
+        self.sizes += (max(0 if request is None else len(request) for request in requests),)
+        return super().distributions(requests)
+
+
+def by_policy(decoder: SpeculativeDecoder, *, temperature: float, tokens: int, modelled: bool) -> Way:
+    """Draft trees for all prompts at once; timed by the decoder's costs where `modelled`, or by the clock."""
     sampling = SamplingParams(temperature=temperature)
 
-    def write(prompts: list[list[int]], seed: int) -> int:
+    def write(prompts: list[list[int]], seed: int) -> float:
         seeds = [1000 * seed + row for row in range(len(prompts))]
-        decoder.generate(prompts, max_new_tokens=tokens, sampling=sampling, seed=seeds, eos_token_id=[])
-        return tokens * len(prompts)
+        started, modelled_seconds = perf_counter(), 0.0
+        context = sum(map(len, prompts)) / len(prompts)
+        drafter = decoder.drafter
+        for one in decoder.stream(
+            prompts, max_new_tokens=tokens, sampling=sampling, seed=seeds, eos_token_id=[]
+        ):
+            if isinstance(drafter, WatchedDrafter) and decoder.pass_costs is not None:
+                modelled_seconds += round_seconds(decoder.pass_costs, one, drafter.sizes, context)
+                drafter.sizes = ()
+        return modelled_seconds if modelled else perf_counter() - started
 
     return write
 
 
-def policies(target_time: PassTime, draft_time: PassTime, *, law: str) -> dict[str, TreePolicy]:
+def round_seconds(costs: PassCosts, one: Round, calls: Sequence[int], context: float) -> float:
+    """Returns the seconds of a round by `costs`, without reading prompts; `calls` are the draft's nodes."""
+    if one.prefill:
+        return 0.0
+    at: Any = {"rows": len(one.rows), "context": context}
+    nodes = 1 + max(row.outcome.drafted for row in one.rows)
+    drafting = sum(costs.draft_seconds(size, **at) for size in calls)
+    return float(costs.target(nodes, **at) + costs.rest_seconds(nodes, **at) + drafting)
+
+
+def policies(*, law: str) -> dict[str, TreePolicy]:
     """Policies by what the table calls them."""
     return {
         "ordinary decoding": CostAware(budgets=(0,)),
@@ -68,7 +108,7 @@ def policies(target_time: PassTime, draft_time: PassTime, *, law: str) -> dict[s
         "trees of 4": LayeredDySpec(4, law=law),
         "trees of 8": LayeredDySpec(8, law=law),
         "trees of 16": LayeredDySpec(16, law=law),
-        "what pays": ThroughputDySpec(16, law=law, target_time=target_time, draft_time=draft_time),
+        "what pays": ThroughputDySpec(16, law=law),
     }
 
 
@@ -84,6 +124,9 @@ def many_rows(
     tokens: Annotated[int, typer.Option(help="Of every text.", min=2)] = 96,
     repetitions: Annotated[int, typer.Option(help="Of every batch, in turns.", min=1)] = 3,
     threads: Annotated[int, typer.Option(help="Of torch.", min=1)] = 2,
+    modelled: Annotated[
+        bool, typer.Option(help="Time rounds by measured costs of passes, as on a busy machine.")
+    ] = False,
     data: Annotated[Path | None, typer.Option(help="Held-out prompts; default: built-in ones.")] = None,
     output: Annotated[Path | None, typer.Option(help="A CSV file for every time.")] = None,
 ) -> None:
@@ -92,6 +135,7 @@ def many_rows(
     \b
     Examples:
       python -m benchmarks many-rows --data DATA
+      python -m benchmarks many-rows --rows 1,4 --modelled
       python -m benchmarks many-rows --data DATA --widen 350e6 --dtype bfloat16 --rows 1,4,16
     """
     torch.set_num_threads(threads)
@@ -100,35 +144,38 @@ def many_rows(
         model = widen_to(model, parameters=widen, dtype=getattr(torch, dtype))
     model.generation_config.eos_token_id = None
     backends = load(model), load(small)
-    times = [PassTime.measured(backend, sizes=(1, 2, 4, 8, 16, 32, 64, 128, 256)) for backend in backends]
     sizes = [int(size) for size in rows.split(",")]
+    costs = measure_costs(backends[0], ModelDrafter(backends[1]), rows=sizes, machine=device_name())
     texts = prompts_of(data, zoo.tokenizer(), -(-max(sizes) // 3))
     verifier = create("verifiers", "recursive-rejection")
     law = "without-replacement" if temperature else "top-k"
-    ways = {"generate()": by_generate(model, temperature=temperature, tokens=tokens)}
-    for name, policy in policies(*times, law=law).items():
-        decoder = SpeculativeDecoder(backends[0], ModelDrafter(backends[1]), policy, verifier)
-        ways[name] = by_policy(decoder, temperature=temperature, tokens=tokens)
+    ways: dict[str, Way] = {}
+    if not modelled:
+        ways["generate()"] = by_generate(model, temperature=temperature, tokens=tokens)
+    for name, policy in policies(law=law).items():
+        drafter = WatchedDrafter(backends[1]) if modelled else ModelDrafter(backends[1])
+        decoder = SpeculativeDecoder(backends[0], drafter, policy, verifier, pass_costs=costs)
+        ways[name] = by_policy(decoder, temperature=temperature, tokens=tokens, modelled=modelled)
+    first = next(iter(ways))
     typer.echo(
-        f"{device_name()}, {threads} threads: {target}"
+        f"{costs.machine}, {threads} threads: {target}"
         + (f" widened to {parameter_count(model) / 1e6:.0f}M parameters" if widen else "")
-        + f" and {draft}, {dtype}, temperature {temperature:g}, {tokens} tokens a text; a pass of n tokens "
-        f"takes {1e3 * times[0].constant:.2f} + {1e3 * times[0].linear:.3f} n ms"
+        + f" and {draft}, {dtype}, temperature {temperature:g}, {tokens} tokens a text"
+        + (", rounds timed by measured costs of passes" if modelled else "")
     )
-    typer.echo(f"{'rows':>5}  {'way':<20}{'tokens/s':>10}{'least':>9}{'most':>9}{'over generate()':>17}")
+    over = f"over {'ordinary' if modelled else first}"
+    typer.echo(f"{'rows':>5}  {'way':<20}{'tokens/s':>10}{'least':>9}{'most':>9}{over:>17}")
     found: list[tuple[int, str, int, float]] = []
     for size in sizes:
         batch = [texts[number % len(texts)] for number in range(size)]
-        for write in ways.values():
+        for write in ways.values() if not modelled else ():
             write(batch, 0)
         rates: dict[str, list[float]] = {name: [] for name in ways}
         for repetition in range(repetitions):
             for name, write in ways.items():
-                started = perf_counter()
-                written = write(batch, 1 + repetition)
-                rates[name].append(written / (perf_counter() - started))
+                rates[name].append(size * tokens / write(batch, 1 + repetition))
                 found.append((size, name, repetition, rates[name][-1]))
-        base = median(rates["generate()"])
+        base = median(rates[first])
         for name, of_way in rates.items():
             typer.echo(
                 f"{size:>5}  {name:<20}{median(of_way):>10.1f}{min(of_way):>9.1f}{max(of_way):>9.1f}"

@@ -17,6 +17,8 @@ from draftwood.distributions.forced_tokens import without_forced_tokens
 from draftwood.laws.randomness import Streams
 from draftwood.protocols import TreePolicy, policy_states
 from draftwood.protocols.model_prompt import PromptRow
+from draftwood.protocols.pass_costs import PassCosts
+from draftwood.protocols.row_view import HISTORY, RowView
 from draftwood.trees.outcome import Outcome
 from draftwood.trees.prefixes import Path, Prefixes, RowText
 from draftwood.trees.tree import TokenTree
@@ -38,7 +40,9 @@ class BatchRow:
         prefix: the text that processors see; None where none reads it.
         constraint: the tokens that may be written, or None.
         policy_state: the policy's state, learnt from this row.
-        grown: the round's tree as a policy that learns grew it, without forced spans; None otherwise.
+        history: drafted and accepted nodes of its last rounds, where the policy reads rows; see `RowView`.
+        grown: the round's tree as a policy that learns or reads rows grew it, without forced spans; None
+            otherwise.
         kept: whether its state stays when its text has ended, so that it can go on.
         idle: whether it has ended and stays.
         place: its position among the rows that target and drafter hold; None where they do not hold it.
@@ -64,6 +68,7 @@ class BatchRow:
     unread: list[int] = attrs.field(factory=list)
     given: PromptRow | None = None
     grown: TokenTree | None = attrs.field(default=None, init=False)
+    history: tuple[tuple[int, int], ...] = attrs.field(default=(), init=False)
     idle: bool = attrs.field(default=False, init=False)
     place: int | None = attrs.field(default=None, init=False)
     undrafted: list[int] | None = attrs.field(default=None, init=False)
@@ -107,7 +112,14 @@ class BatchRow:
         if self.grown is None:
             return
         drafted = without_forced_tokens(outcome, self.grown.size) if self.grown.size < tree.size else outcome
+        if self.policy.reads_row:
+            self.history = (*self.history, (drafted.drafted, drafted.accepted))[-HISTORY:]
         self.policy_state = policy_states.observe(self.policy, self.policy_state, drafted, self.grown)
+
+    def view(self, costs: PassCosts | None) -> RowView:
+        """Returns what a policy may know of the row before a round."""
+        length = self.stops.before + self.stops.written
+        return RowView(length=length, left=self.stops.room, history=self.history, costs=costs)
 
     def prefixes(self, paths: Sequence[Path]) -> Prefixes | None:
         return None if self.prefix is None else Prefixes(self.prefix, paths)

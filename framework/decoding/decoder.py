@@ -32,6 +32,7 @@ from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier, pol
 from draftwood.protocols.compatibility import check_drafters_fit, check_sampling_fits, check_strategy_fits
 from draftwood.protocols.model_prompt import ModelPrompt, PromptRow
 from draftwood.protocols.named_heads import NamedHead, check_no_head, named_head
+from draftwood.protocols.pass_costs import PassCosts
 from draftwood.protocols.vocabulary import fit_vocabulary
 
 Seeds = TypeVar("Seeds", int, list[int])
@@ -73,6 +74,8 @@ class SpeculativeDecoder:
         verifier: accepts a path.
         follows_defaults: whether penalties, suppressed tokens and their kin in the target's generation config
             hold for every text, before the processors of `sampling`, as in `generate`; see `ModelDefaults`.
+        pass_costs: seconds of passes, for a policy that weighs them (`RowView.costs`); see
+            `draftwood.measure_costs`.
 
     Raises:
         IncompatibleStrategy: the verifier cannot judge the policy's trees.
@@ -85,6 +88,11 @@ class SpeculativeDecoder:
     policy: TreePolicy
     verifier: Verifier
     follows_defaults: bool = attrs.field(default=True, kw_only=True)
+    pass_costs: PassCosts | None = attrs.field(
+        default=None,
+        kw_only=True,
+        validator=attrs.validators.optional(attrs.validators.instance_of(PassCosts)),
+    )
     _said: set[str] = attrs.field(factory=set, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -290,6 +298,7 @@ class SpeculativeDecoder:
             drafter=fit_vocabulary(self.drafter, self.target.vocab_size),
             verifier=self.verifier,
             trace=options.get("trace", False),
+            costs=self.pass_costs,
         )
         new = NewRows(
             self.target,

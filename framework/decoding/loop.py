@@ -20,6 +20,8 @@ from draftwood.decoding.row_turns import RowTurn, ended_by_criteria, failures_ag
 from draftwood.decoding.running_rows import NOTHING, RunningRows
 from draftwood.distributions.forced_tokens import with_forced_tokens
 from draftwood.protocols import Drafter, StateBackend, Verifier, policy_states
+from draftwood.protocols.pass_costs import PassCosts
+from draftwood.protocols.scored_nodes import ScoredNodes
 from draftwood.trees.level_plan import LevelPlan, Levels
 from draftwood.trees.outcome import Outcome
 from draftwood.trees.request import RequestLog
@@ -47,6 +49,7 @@ class RoundLoop:
     """Rows that are being written, and the parts that drive them.
 
     Attributes:
+        costs: of passes, for policies that read rows.
         held: all rows that target and drafter hold, by place: those that run, and idle ones.
     """
 
@@ -55,6 +58,7 @@ class RoundLoop:
     verifier: Verifier
     held: list[BatchRow] = attrs.field(factory=list)
     trace: bool = False
+    costs: PassCosts | None = None
     _scratch: Scratch = attrs.field(factory=Scratch, init=False)
     # The rows of the last round; None where rows have come, ended or gone on since.
     _running: RunningRows | None = attrs.field(default=None, init=False)
@@ -80,14 +84,16 @@ class RoundLoop:
 
         scoring = perf_counter()
         nodes = as_batch(trees)
-        if batch.all:
-            logits = self.target.extend(*nodes)
-        else:
-            logits = batch.of_rows(self.target.extend(*batch.nodes(*nodes)))
+        if not batch.all:
+            nodes = batch.nodes(*nodes)
+        of_places = self.target.extend(*nodes)
+        logits = of_places if batch.all else batch.of_rows(of_places)
         target_seconds = perf_counter() - scoring
 
         verified = self._verified(batch, trees, logits)
         outcomes = batch.by_place([turn.outcome for turn in verified.turns], otherwise=NOTHING)
+        if self.drafter.reads_scores:
+            self.drafter.scored(ScoredNodes(*nodes, of_places))
         self.target.commit([outcome.path for outcome in outcomes])
         self.drafter.commit(outcomes)
         seconds = self._settled(verified, started)
@@ -255,12 +261,14 @@ class RoundLoop:
 
     def _draft(self, batch: RunningRows) -> tuple[Sequence[TokenTree], int, float]:
         """Grow all rows' trees; returns them, the draft's passes and their time."""
+        policy = batch.rows[0].policy
         growth = policy_states.growth(
-            batch.rows[0].policy,
+            policy,
             [row.root for row in batch.rows],
             batch.draft_streams,
             [row.policy_state for row in batch.rows],
             batch.node_streams,
+            views=[row.view(self.costs) for row in batch.rows] if policy.reads_row else None,
         )
         started, calls, probs = perf_counter(), 0, None
         plan = growth.plan
@@ -306,7 +314,8 @@ class RoundLoop:
             trees = [
                 tree.validated(vocab_size).truncated(rooms[position]) for position, tree in enumerate(trees)
             ]
-        if batch.rows[0].policy.learns:
+        policy = batch.rows[0].policy
+        if policy.learns or policy.reads_row:
             for position, row in enumerate(batch.rows):
                 row.grown = trees[position]
         if probs is None or not batch.readers:

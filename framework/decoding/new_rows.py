@@ -194,7 +194,7 @@ class NewRows:
             asked = CriteriaBatch(
                 criteria, [row], torch.tensor([text], dtype=torch.int64), self.pad, keeps_scores=scores
             )
-        return RowStops(row, self.ends, min(wish, room), room < wish, asked)
+        return RowStops(row, self.ends, min(wish, room), room < wish, asked, length)
 
 
 def checked_count(name: str, count: Any, *, least: int = 1) -> int:

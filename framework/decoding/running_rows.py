@@ -122,7 +122,9 @@ class RunningRows:
         """Returns the requests of every place, given them for these rows; other places request nothing."""
         if self.all:
             return requests
-        return Requests(*self.nodes(requests.tokens, requests.parents, requests.counts))
+        nodes = self.nodes(requests.tokens, requests.parents, requests.counts)
+        names = self.by_place(requests.drafters, otherwise=None) if requests.drafters else ()
+        return Requests(*nodes, names)
 
     def of_rows(self, logits: Tensor) -> Tensor:
         """Logits `[rows, ...]` of these rows, from those `[places, ...]` of every place."""

@@ -147,6 +147,7 @@ class RowStops:
         limit: new tokens at which it ends.
         context_limited: whether that limit is the model's context and not the caller's wish.
         criteria: the criteria for this row, or for this row and others together; None: none.
+        before: tokens of the text before its new ones.
         written: new tokens so far; without the tokens of a kept row's earlier turns.
     """
 
@@ -155,6 +156,7 @@ class RowStops:
     limit: int
     context_limited: bool = False
     criteria: CriteriaBatch | None = None
+    before: int = 0
     written: int = attrs.field(default=0, init=False)
 
     def end(self) -> None:

@@ -33,6 +33,7 @@ from draftwood.laws.randomness import row_seeds
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier, policy_states, registry
 from draftwood.protocols.model_prompt import ModelPrompt
 from draftwood.protocols.named_heads import NamedHead
+from draftwood.protocols.pass_costs import PassCosts
 
 
 def custom_generate(
@@ -46,6 +47,7 @@ def custom_generate(
     stop_strings: str | Sequence[str] | None = None,
     tokenizer: Any = None,
     engine: Literal["auto", "eager", "inductor", "openvino"] = "eager",
+    pass_costs: PassCosts | None = None,
 ) -> CustomGenerate:
     """A decoding loop for `model.generate(..., custom_generate=...)`; no other argument changes.
 
@@ -64,6 +66,7 @@ def custom_generate(
         streamer: receives the tokens as they are committed, unless the call names a streamer.
         stop_strings: strings that end the text, in addition to the call's; they need `tokenizer`.
         engine: runs the target, and `drafter` if that is a model, folder or hub name; see `draftwood.load`.
+        pass_costs: for a policy that weighs what passes cost; see `draftwood.measure_costs`.
     """
     if engine != "eager" and isinstance(drafter, (str, PathLike, torch.nn.Module)):
         drafter = registry.load(drafter, engine=engine)
@@ -77,6 +80,7 @@ def custom_generate(
         stop_strings,
         tokenizer,
         engine,
+        pass_costs,
     )
 
 
@@ -93,6 +97,7 @@ class CustomGenerate:
     stop_strings: str | Sequence[str] | None = None
     tokenizer: Any = None
     engine: Literal["auto", "eager", "inductor", "openvino"] = "eager"
+    pass_costs: PassCosts | None = None
     _decoder: SpeculativeDecoder | None = attrs.field(default=None, init=False)
     _model: Any = attrs.field(default=None, init=False)
     _structure: Any = attrs.field(default=None, init=False)
@@ -269,6 +274,7 @@ class CustomGenerate:
                 self.policy,
                 self.verifier,
                 follows_defaults=False,  # generate() has made processors of them
+                pass_costs=self.pass_costs,
             )
             self._model, self._structure = model, structure
         return self._decoder

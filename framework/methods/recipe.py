@@ -11,6 +11,7 @@ from draftwood.decoding.decoder import SpeculativeDecoder
 from draftwood.distributions.sampling import SamplingParams
 from draftwood.protocols import TreePolicy, Verifier
 from draftwood.protocols.compatibility import check_strategy_fits
+from draftwood.protocols.pass_costs import PassCosts
 
 
 @attrs.frozen
@@ -35,9 +36,11 @@ class Recipe:
     def __attrs_post_init__(self) -> None:
         check_strategy_fits(self.policy, self.verifier)
 
-    def decoder(self, target: Any, drafter: Any) -> SpeculativeDecoder:
-        """A decoder of this method for `target` and `drafter`, taken as `SpeculativeDecoder` takes them."""
-        return SpeculativeDecoder(target, drafter, self.policy, self.verifier)
+    def decoder(
+        self, target: Any, drafter: Any, *, pass_costs: PassCosts | None = None
+    ) -> SpeculativeDecoder:
+        """A decoder of this method, of arguments that are taken as `SpeculativeDecoder` takes them."""
+        return SpeculativeDecoder(target, drafter, self.policy, self.verifier, pass_costs=pass_costs)
 
     def draft_sampling(self, sampling: SamplingParams) -> SamplingParams | None:
         """Returns the `draft_sampling` argument of `generate` that goes with `sampling` in this method."""

@@ -16,6 +16,7 @@ from draftwood.decoding.decoder import SpeculativeDecoder, as_backend, is_model
 from draftwood.distributions.sampling import SamplingParams
 from draftwood.methods.recipe import Recipe
 from draftwood.protocols import Drafter, StateBackend, registry
+from draftwood.protocols.pass_costs import PassCosts
 
 FORMAT, VERSION = "draftwood-tuned", 1
 ENGINES = ("auto", "eager", "inductor", "openvino")
@@ -42,6 +43,10 @@ def _is_dtype(_: object, __: object, value: Any) -> None:
 def _is_engine(_: object, __: object, value: Any) -> None:
     if value not in ENGINES:
         raise InvalidInput(f"engine is {value!r:.80}; known are: {', '.join(ENGINES)}.")
+
+
+def _costs(value: Any) -> PassCosts | None:
+    return value if value is None or isinstance(value, PassCosts) else PassCosts.of_file(value)
 
 
 @attrs.frozen
@@ -91,6 +96,7 @@ class TunedMethod:
             tokens that both have; None where it is the target's.
         draft_temperature: the draft's own; None: as the recipe has it.
         engine: what runs the models; see `draftwood.load`.
+        pass_costs: seconds of passes, for policies that weigh them; None: the file has none.
     """
 
     file: str = attrs.field(validator=_is(str))
@@ -107,6 +113,7 @@ class TunedMethod:
     draft_vocabulary: str | None = attrs.field(default=None, validator=_is(str, type(None)))
     draft_temperature: float | None = attrs.field(default=None, validator=_is(float, int, type(None)))
     engine: str = attrs.field(default="eager", validator=_is_engine)
+    pass_costs: PassCosts | None = attrs.field(default=None, converter=_costs)
 
     @property
     def ordinary(self) -> bool:
@@ -179,7 +186,7 @@ class TunedMethod:
             )
         elif isinstance(drafter, (str, PathLike)):
             drafter = registry.create("drafters", "model", {"backend": self._loaded(drafter)})
-        decoder = self.method().decoder(target, drafter)
+        decoder = self.method().decoder(target, drafter, pass_costs=self.pass_costs)
         self.check(target, None if self.ordinary else decoder.drafter)
         return decoder
 

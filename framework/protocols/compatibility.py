@@ -49,6 +49,12 @@ def check_drafters_fit(policy: TreePolicy, drafter: Drafter) -> None:
             f"{type(policy).__name__} with the laws {_law_names(policy)} cannot use "
             f"{drafter.drafters} drafter(s); a law such as PerChild and several drafters go together."
         )
+    if missing := sorted(policy.asks - set(drafter.names)):
+        raise IncompatibleStrategy(
+            f"{type(policy).__name__} asks the drafters {sorted(policy.asks)} by name, and "
+            f"{type(drafter).__name__} has no {missing[0]!r}; give draftwood.drafters.Named a drafter of "
+            "each name."
+        )
 
 
 def check_sampling_fits(verifier: Verifier, sampling: SamplingParams) -> None:

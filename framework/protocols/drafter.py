@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from draftwood.protocols.model_prompt import ModelPrompt, words_of
+from draftwood.protocols.scored_nodes import ScoredNodes
 from draftwood.protocols.state_backend import StateBackend
 from draftwood.trees.level_plan import LevelPlan, Levels
 from draftwood.trees.outcome import Outcome
@@ -26,6 +27,8 @@ class Drafter(Protocol):
         source: paper and algorithm.
         model: whose next-token logits it gives, for the checks to compare with, as in `StateBackend`; None
             where they are no model's.
+        reads_scores: whether it is told what the target said of every scored node, by `scored`.
+        names: of the drafters of which a request may ask one (`Request.drafter`); empty: it is one.
         remembers: whether its logits also depend on texts that were committed in other rows and in earlier
             calls. Within a round they do not depend on other requests. Sampled texts then depend on those
             texts too, but their law does not.
@@ -38,6 +41,8 @@ class Drafter(Protocol):
     source: str = ""
     model: Any = None
     remembers: bool = False
+    reads_scores: bool = False
+    names: Sequence[str] = ()
 
     def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
         """Append rows whose text before the root is `rows[i]` `[length]` int64 (possibly empty)."""
@@ -76,6 +81,14 @@ class Drafter(Protocol):
         more than one large one.
         """
         return None
+
+    def scored(self, nodes: ScoredNodes) -> None:
+        """Take the target's logits of a round's nodes, rejected ones too, before the round's `commit`.
+
+        Called where `reads_scores` is true; elsewhere it costs nothing. The logits are known before the next
+        round draws anything, so whatever is proposed later may depend on them.
+        """
+        return
 
     def commit(self, outcomes: Sequence[Outcome]) -> None:
         """Keep each row's accepted path (`outcome.tokens`, root first) and drop the rest.

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import attrs
+
 from draftwood.base.errors import InvalidInput
 from draftwood.laws.randomness import NodeStreams, Randomness
 from draftwood.protocols import BatchPolicy, LearningPolicy, TreePolicy
+from draftwood.protocols.row_view import RowView
 from draftwood.trees.growth import Growing, Growth
 from draftwood.trees.outcome import Outcome
 from draftwood.trees.tree import TokenTree
@@ -60,13 +63,20 @@ def row_states(policy: TreePolicy, initial: Any, rows: int) -> list[Any]:
     return list(states)
 
 
-def grow(policy: TreePolicy, root: int, rng: Randomness, state: Any) -> Growing:
-    """Call `policy.grow` for a row by itself, with `state` where the policy learns."""
+def grow(
+    policy: TreePolicy, root: int, rng: Randomness, state: Any, *, view: RowView | None = None
+) -> Growing:
+    """Call `policy.grow` for a row by itself, with `state` where the policy learns and `view` where it reads.
+
+    Raises:
+        InvalidInput: the policy reads rows, and there is no `view`.
+    """
     if policy.scope == "batch":
-        return _grow_together(policy, [root], [rng], [state])[0]
-    if not policy.learns:
-        return policy.grow(root, rng)
-    return _learning(policy).grow(root, rng, state)
+        return _grow_together(policy, [root], [rng], [state], [view])[0]
+    given: list[Any] = [state] if policy.learns else []
+    if not policy.reads_row:
+        return policy.grow(root, rng, *given)
+    return cast(Any, policy).grow(root, rng, *given, view=_viewed(policy, view))
 
 
 def growth(
@@ -75,27 +85,57 @@ def growth(
     rngs: Sequence[Randomness],
     states: Sequence[Any],
     streams: NodeStreams | None = None,
+    *,
+    views: Sequence[RowView] | None = None,
 ) -> Growth:
     """The trees of all rows of a round, about to grow: one under each of `roots`, by its own stream.
 
-    `streams` is `NodeStreams.of(rngs)`, where it is there already.
+    `streams` is `NodeStreams.of(rngs)`, where it is there already. A policy with `reads_row` needs `views`.
     """
+    of_rows = [None] * len(roots) if views is None else views
     if policy.scope == "batch":
-        return Growth(_grow_together(policy, roots, rngs, states), rngs, streams)
-    rows = zip(roots, rngs, states, strict=True)
-    return Growth([grow(policy, root, rng, state) for root, rng, state in rows], rngs, streams)
+        return Growth(_grow_together(policy, roots, rngs, states, of_rows), rngs, streams)
+    rows = zip(roots, rngs, states, of_rows, strict=True)
+    return Growth(
+        [grow(policy, root, rng, state, view=view) for root, rng, state, view in rows], rngs, streams
+    )
+
+
+def shares(policy: TreePolicy, states: Sequence[Any], views: Sequence[RowView | None]) -> Sequence[Any]:
+    """Returns the shares that a batch policy makes for the rows of a round.
+
+    Raises:
+        InvalidInput: they are not one for each row.
+    """
+    given: list[Any] = [[first_state(policy) if state is None else state for state in states]]
+    if policy.reads_row:
+        given.append([attrs.evolve(_viewed(policy, view), rows=len(states)) for view in views])
+    found = cast(BatchPolicy[Any], policy).share(*given)
+    if len(found) != len(states):
+        raise InvalidInput(
+            f"share() of {policy} gave {len(found)} shares for {len(states)} rows; return one for each."
+        )
+    return found
 
 
 def _grow_together(
-    policy: TreePolicy, roots: Sequence[int], rngs: Sequence[Randomness], states: Sequence[Any]
+    policy: TreePolicy,
+    roots: Sequence[int],
+    rngs: Sequence[Randomness],
+    states: Sequence[Any],
+    views: Sequence[RowView | None],
 ) -> list[Growing]:
-    together = cast(BatchPolicy[Any], policy)
-    shares = together.share([first_state(policy) if state is None else state for state in states])
-    if len(shares) != len(roots):
+    together, of_rows = cast(BatchPolicy[Any], policy), shares(policy, states, views)
+    return [together.grow(root, rng, share) for root, rng, share in zip(roots, rngs, of_rows, strict=True)]
+
+
+def _viewed(policy: TreePolicy, view: RowView | None) -> RowView:
+    if view is None:
         raise InvalidInput(
-            f"share() of {policy} gave {len(shares)} shares for {len(roots)} rows; return one for each."
+            f"{type(policy).__name__} reads the row that it grows a tree for, and there is no RowView here; "
+            "use a policy whose reads_row is False."
         )
-    return [together.grow(root, rng, share) for root, rng, share in zip(roots, rngs, shares, strict=True)]
+    return view
 
 
 def observe(policy: TreePolicy, state: Any, outcome: Outcome, tree: TokenTree) -> Any:

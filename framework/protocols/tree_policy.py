@@ -33,6 +33,10 @@ class TreePolicy(Protocol):
         branches: whether a node may have more than one child.
         learns: whether it is a `LearningPolicy`, whose trees depend on earlier outcomes.
         scope: `"row"` where a tree depends on nothing of other rows; `"batch"` for a `BatchPolicy`.
+        reads_row: whether it gets a `RowView` of each row: its length, the tokens left, its acceptance so
+            far, and the costs of passes. `grow` then takes one more argument, `view`, and `share` of a
+            `BatchPolicy` takes `views`, one per row.
+        asks: names of the drafters that its requests ask, which the drafter must have (`Drafter.names`).
         source: paper and algorithm.
     """
 
@@ -41,6 +45,8 @@ class TreePolicy(Protocol):
     branches: bool = True
     learns: bool = False
     scope: Literal["row", "batch"] = "row"
+    reads_row: bool = False
+    asks: frozenset[str] = frozenset()
     source: str = ""
 
     def grow(self, root: int, rng: Randomness) -> Growing:
@@ -50,6 +56,7 @@ class TreePolicy(Protocol):
 
         - `tree.open(nodes, law, counts)` asks for children. The answer is a list with the `Siblings` of each
           node, which the loop has drawn for all rows at once.
+        - Both take `drafter`, a name in `asks`, and may then ask another drafter for the same node.
         - `tree.request(nodes)` asks for the draft distributions, after the draft's own sampling transform:
           `[k, vocab]`, or `[k, drafters, vocab]` where several drafters propose. `draw_children` and `rng`
           draw from them. A row of zeros means that the drafter has nothing to propose there.
@@ -103,7 +110,8 @@ class BatchPolicy(TreePolicy, Protocol[Share]):
     node's own token and the draws below it. The texts of all rows then have the product of the targets' laws,
     while the text that a seed gives may change with the other rows.
 
-    A batch policy that learns takes the states of its rows in `share`.
+    A batch policy that learns takes the states of its rows in `share`. One that reads rows takes their
+    views there, as `share(states, views)`; `grow` gets no view.
     """
 
     scope: Literal["row", "batch"] = "batch"

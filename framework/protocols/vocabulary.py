@@ -12,6 +12,7 @@ from torch import Tensor
 from draftwood.base.errors import IncompatibleModels
 from draftwood.protocols import Drafter
 from draftwood.protocols.model_prompt import ModelPrompt
+from draftwood.protocols.scored_nodes import ScoredNodes
 from draftwood.trees.outcome import Outcome
 from draftwood.trees.request import Request, Requests
 
@@ -55,7 +56,18 @@ class FittedDrafter(Drafter):
     def __attrs_post_init__(self) -> None:
         self.drafters, self.weight_bytes = self.drafter.drafters, self.drafter.weight_bytes
         self.backends, self.source = self.drafter.backends, self.drafter.source
-        self.remembers = self.drafter.remembers
+        self.remembers, self.names = self.drafter.remembers, self.drafter.names
+        self.reads_scores = self.drafter.reads_scores
+
+    def scored(self, nodes: ScoredNodes) -> None:
+        width = self.drafter.vocab_size - self.vocab_size
+        logits = nodes.logits
+        fitted = (
+            logits[..., :width]
+            if width < 0
+            else torch.nn.functional.pad(logits, (0, width), value=-torch.inf)
+        )
+        self.drafter.scored(attrs.evolve(nodes, logits=fitted))
 
     def prefill(self, rows: Sequence[Int[Tensor, " length"]]) -> None:
         self.drafter.prefill([self._in_vocabulary(row) for row in rows])

@@ -25,10 +25,12 @@ class Request:
     Attributes:
         tokens: int64.
         parents: int64, the request numbers of the nodes' parents.
+        drafter: the name of the drafter that is asked, of several; None: there is one.
     """
 
     tokens: Int[Tensor, " k"]
     parents: Int[Tensor, " k"]
+    drafter: str | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -42,11 +44,13 @@ class Requests(Sequence[Request | None]):
         tokens: `[rows, nodes]` int64; of a row with fewer nodes the last ones are padding.
         parents: `[rows, nodes]` int64 on the CPU, request numbers as in `Request`.
         counts: nodes of every row.
+        drafters: the drafter that every row asks, as in `Request`; empty: none asks one by its name.
     """
 
     tokens: Int[Tensor, "rows nodes"]
     parents: Int[Tensor, "rows nodes"]
     counts: Sequence[int]
+    drafters: Sequence[str | None] = ()
 
     @classmethod
     def of(cls, requests: Sequence[Request | None]) -> Requests:
@@ -59,6 +63,7 @@ class Requests(Sequence[Request | None]):
             pad_sequence([request.tokens for request in asked], batch_first=True),
             pad_sequence([request.parents for request in asked], batch_first=True, padding_value=-1),
             [len(request) for request in asked],
+            [request.drafter for request in asked] if any(request.drafter for request in asked) else (),
         )
 
     def __len__(self) -> int:
@@ -72,7 +77,8 @@ class Requests(Sequence[Request | None]):
         if isinstance(row, slice):
             return [self[index] for index in range(len(self))[row]]
         count = self.counts[row]
-        return Request(self.tokens[row, :count], self.parents[row, :count]) if count else None
+        drafter = self.drafters[row] if self.drafters else None
+        return Request(self.tokens[row, :count], self.parents[row, :count], drafter) if count else None
 
 
 @attrs.define(eq=False)

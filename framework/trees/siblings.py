@@ -32,6 +32,7 @@ class Opening:
         floors: for each node a weight; it gets no further child once no more weight than that is left. None:
             no floor.
         plan: a rule for the coming levels, if they depend only on the draft's distributions; else None.
+        drafter: the name of the drafter that is asked, as in `Request`.
     """
 
     tokens: list[int]
@@ -42,6 +43,7 @@ class Opening:
     total: int | None = None
     floors: Sequence[float] | None = None
     plan: LevelPlan | None = None
+    drafter: str | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -201,12 +201,17 @@ class TreeBuilder:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def request(self, nodes: Sequence[int]) -> Request:
-        """Ask for the draft distributions of `nodes`; each may be asked for once, after its parent."""
-        opening = self.open(nodes, Deterministic)
+    def request(self, nodes: Sequence[int], *, drafter: str | None = None) -> Request:
+        """Ask for the draft distributions of `nodes`; each may be asked for once, after its parent.
+
+        `drafter` names one of several drafters, which a policy declares in `asks`. Each of them may be asked
+        for a node once.
+        """
+        opening = self.open(nodes, Deterministic, drafter=drafter)
         return Request(
             tokens=torch.tensor(opening.tokens, dtype=torch.int64),
             parents=torch.tensor(opening.parents, dtype=torch.int64),
+            drafter=drafter,
         )
 
     def open(
@@ -219,6 +224,7 @@ class TreeBuilder:
         total: int | None = None,
         floors: Sequence[float] | None = None,
         plan: LevelPlan | None = None,
+        drafter: str | None = None,
     ) -> Opening:
         """Ask for children of `nodes`, drawn by `law`; each may be opened once, after its parent.
 
@@ -230,6 +236,7 @@ class TreeBuilder:
             counts: children that are drawn at once, one number or one for each node; there are fewer where
                 fewer tokens have probability above 0.
             ahead, total, floors, plan: as in `Opening`.
+            drafter: as for `request`.
         """
         numbers = self._numbers
         for node in nodes:
@@ -239,7 +246,7 @@ class TreeBuilder:
             tokens.append(self.tokens[node])
             parents.append(numbers.get(self.parents[node], -1))
         each = [counts] * len(tokens) if isinstance(counts, int) else counts
-        return Opening(tokens, parents, law, each, ahead, total, floors, plan)
+        return Opening(tokens, parents, law, each, ahead, total, floors, plan, drafter)
 
     def add(self, parent: int, token: int) -> int:
         """A new last child of `parent`; returns its number."""

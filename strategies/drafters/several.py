@@ -11,6 +11,7 @@ from torch import Tensor
 
 from draftwood import Drafter, IncompatibleModels, InvalidInput, Outcome, Request, StateBackend
 from draftwood.protocols.model_prompt import ModelPrompt
+from draftwood.protocols.scored_nodes import ScoredNodes
 
 
 def _as_members(members: Iterable[Drafter]) -> tuple[Drafter, ...]:
@@ -55,6 +56,15 @@ class Several(Drafter):
     @property
     def remembers(self) -> bool:  # type: ignore[override]
         return any(member.remembers for member in self.members)
+
+    @property
+    def reads_scores(self) -> bool:  # type: ignore[override]
+        return any(member.reads_scores for member in self.members)
+
+    def scored(self, nodes: ScoredNodes) -> None:
+        for member in self.members:
+            if member.reads_scores:
+                member.scored(nodes)
 
     def prefill(self, rows: Sequence[Tensor]) -> None:
         for member in self.members:

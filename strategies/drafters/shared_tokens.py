@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from draftwood import Drafter, IncompatibleModels, Outcome, Request, Requests, StateBackend
+from draftwood import Drafter, IncompatibleModels, InvalidInput, Outcome, Request, Requests, StateBackend
 from draftwood.strategies.drafters.token_map import TokenMap
 
 
@@ -54,6 +54,11 @@ class SharedTokens(Drafter):
             raise IncompatibleModels(
                 f"The map is for a draft of {self.tokens.draft_size} tokens and this one has "
                 f"{self.drafter.vocab_size}; make it with this draft's tokenizer."
+            )
+        if self.drafter.reads_scores or self.drafter.names:
+            raise InvalidInput(
+                f"{type(self.drafter).__name__} reads the target's logits or has several names, which a draft "
+                "of another tokenizer cannot; give a drafter that does neither."
             )
         columns = torch.from_numpy(self.tokens.to_draft)
         self._columns = columns.masked_fill(columns < 0, self.tokens.draft_size)

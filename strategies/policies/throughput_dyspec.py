@@ -1,15 +1,13 @@
-"""DySpec's greedy tree with nodes for as long as they raise the tokens a second of all rows."""
+"""DySpec's greedy tree of the size and depth that give the most tokens a second over all rows."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import attrs
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from draftwood import (
     BatchPolicy,
@@ -17,99 +15,78 @@ from draftwood import (
     InvalidInput,
     LearningPolicy,
     Outcome,
+    PassCosts,
     Randomness,
+    RowView,
     TokenTree,
     TreeBuilder,
 )
 from draftwood.base.validators import probability
-from draftwood.decoding.pass_time import PassTime, as_pass_time
 from draftwood.strategies.policies.layered_dyspec import LargestValues, LayeredDySpec
 
-DEPTHS = 8
-"""Layers that are counted apart; no tree is deeper."""
+DEPTHS = (1, 2, 3, 4, 5, 6, 8)
+"""Limits of layers that are weighed."""
 
-FLOORS = (0.98, 0.75, 0.5, 0.35, 0.25, 0.12, 0.06, 0.0)
-"""Values that are counted apart are those between two of these."""
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Limits of nodes that are weighed, of every row's tree without its root."""
 
-BINS = len(FLOORS)
+SHAPE = (1 + len(DEPTHS), len(SIZES))
+"""Numbers that are counted: of chains, then of trees by their depth; by size."""
 
-FIRST = 4
-"""Rounds at the beginning in which some rows grow more than is known to pay."""
+FIRST_ACCEPTED = 0.7
+"""How often a first node is assumed to be accepted before any was drafted."""
 
-TRIAL = 24
-"""Every so many rounds later they do so again, since texts change."""
+HOPE = 1.1
+"""A layer that was not tried is thought to keep 1.1 times as much as the first one does."""
 
-TRYING = 2
-"""Rows that do so at a time."""
+SIBLINGS = 0.3
+"""A node in a single layer is thought to be accepted 0.3 times as often as the one that is worth more."""
 
-_ASSUMED = 2.0
-_LIKE = 0.9
-"""Before it is tried, a depth is assumed to have 0.9 times the nodes and the success of the one above it, as
-if two rounds had shown that."""
-
-SHAPE = (2, DEPTHS, BINS)
-"""Numbers that are counted: first children and later ones, by depth, by value."""
+ASSUMED = 1.0
+"""Rounds that such an assumption counts for."""
 
 
 @attrs.frozen
 class ThroughputState:
     """Fading sums over the rounds of a row, `SHAPE` numbers each, flat.
 
+    A tree shows what smaller ones would have given: its nodes of most value, down to a limit of layers, are
+    the tree of that limit, and its first children are a chain. Numbers count nodes between one size and
+    the next.
+
     Attributes:
-        age: rounds, without fading.
-        rounds: whose trees could have nodes there.
-        nodes: drafted there.
-        accepted: of these, the ones on accepted paths.
+        rounds: whose trees showed all nodes of that size and depth.
+        accepted: nodes in these rounds.
     """
 
-    age: int = 0
-    rounds: tuple[float, ...] = (0.0,) * math.prod(SHAPE)
-    nodes: tuple[float, ...] = (0.0,) * math.prod(SHAPE)
-    accepted: tuple[float, ...] = (0.0,) * math.prod(SHAPE)
+    rounds: tuple[float, ...] = (0.0,) * (SHAPE[0] * SHAPE[1])
+    accepted: tuple[float, ...] = (0.0,) * (SHAPE[0] * SHAPE[1])
 
 
 @attrs.frozen
-class RoundPlan:
-    """The shape that the trees of a round may take.
+class TreeLimits:
+    """Layers and nodes that every row's tree of a round may have; none are ordinary decoding.
 
     Attributes:
-        depth: layers; 0 is ordinary decoding.
-        first: first children are drawn from slots in this many bins of values.
-        later: later children, in this many; none make a chain.
+        depth: layers.
+        nodes: without the root.
+        chain: whether only first children are drawn.
     """
 
     depth: int = 0
-    first: int = 0
-    later: int = 0
-
-    @property
-    def wider(self) -> RoundPlan:
-        """Returns the plan of a round that tries more.
-
-        First children of any value are tried: a flat draft may be right as often as a sure one.
-        """
-        return RoundPlan(min(self.depth + 2, DEPTHS), BINS, min(self.later + 2, BINS))
-
-    @cached_property
-    def cells(self) -> list[int]:
-        """Returns where nodes may lie, in a flat array of `SHAPE`."""
-        return [
-            _cell(kind, depth, value)
-            for kind, bins in enumerate((self.first, self.later))
-            for depth in range(self.depth)
-            for value in range(bins)
-        ]
+    nodes: int = 0
+    chain: bool = False
 
 
 @attrs.frozen
-class ThroughputDySpec(LayeredDySpec, LearningPolicy[ThroughputState], BatchPolicy[RoundPlan]):
-    """The trees of `LayeredDySpec`, as deep and wide as pays for the tokens a second of all rows together.
+class ThroughputDySpec(LayeredDySpec, LearningPolicy[ThroughputState], BatchPolicy[TreeLimits]):
+    """The trees of `LayeredDySpec`, as large and deep as pays for the tokens a second of all rows.
 
-    A pass over many rows is bound by arithmetic, so every node costs time, and only likely ones pay. The
-    rounds of all rows have shown how many nodes trees have at each depth with slots of each value, and how
-    many of them were accepted. So before a round the expected tokens of every depth and every lowest value
-    are known, and the time of its passes by `target_time` and `draft_time`. The best rate wins. At depth 0,
-    ordinary decoding, nothing is drafted. Now and then two rows grow more than pays, to see whether it does.
+    A pass over many rows is bound by arithmetic, so every node costs time and only likely ones pay. A batch
+    is padded to its largest tree, so all rows have the same limits. Earlier rounds of all rows have shown how
+    many nodes of trees of every size and depth were accepted, and `RowView.costs` says what their passes
+    take. The best rate wins; where no tree pays, nothing is drafted. Limits that were not tried for long are
+    thought somewhat better than they may be, so that they are tried again.
 
     All of this is known before a token of the round is drawn, so law P holds for each row. The text that a
     seed gives may change with the other rows, and its law does not.
@@ -118,112 +95,140 @@ class ThroughputDySpec(LayeredDySpec, LearningPolicy[ThroughputState], BatchPoli
         budget: nodes in a row's tree at most.
         depth: layers at most; None: 8.
         threshold, law, acceptance: as for `LayeredDySpec`; no slot below the threshold is drawn.
-        target_time: of a target pass over all rows by its tokens, as a `PassTime` or as text,
-            `"constant,linear,quadratic"`.
-        draft_time: of a draft call, in the same unit.
         memory: how much a past round counts, round by round.
 
     Source: draftwood; STree, equations 7 and 8 (arXiv 2505.14969), for the time of trees.
     """
 
-    target_time: PassTime = attrs.field(default=PassTime(1.0, 0.01), converter=as_pass_time)
-    draft_time: PassTime = attrs.field(default=PassTime(0.05, 0.0005), converter=as_pass_time)
-    memory: float = attrs.field(default=0.97, validator=probability)
+    memory: float = attrs.field(default=0.98, validator=probability)
+    reads_row = True
     source = "draftwood (STree, equations 7 and 8)"
 
     def first_state(self) -> ThroughputState:
         return ThroughputState()
 
-    def share(self, states: Sequence[Any]) -> Sequence[RoundPlan]:
-        best, rows, clock = self.plan(states), len(states), max(state.age for state in states)
-        plans = [best] * rows
-        if clock < FIRST or clock % TRIAL == TRIAL - 1:
-            for turn in range(TRYING):
-                plans[(clock * TRYING + turn) % rows] = best.wider
-        return plans
+    def share(  # type: ignore[override]  # a policy that reads rows takes their views
+        self, states: Sequence[Any], views: Sequence[RowView]
+    ) -> Sequence[TreeLimits]:
+        context = sum(view.length for view in views) / len(views)
+        limits = self.limits(states, views[0].known_costs(), context=context)
+        # A tree deeper than every row's room would be cut.
+        room = max(view.left for view in views) - 1
+        return [limits if room >= limits.depth else TreeLimits(room, limits.nodes)] * len(states)
 
-    def plan(self, states: Sequence[ThroughputState]) -> RoundPlan:
-        """Returns the plan with the most expected tokens a second for rows with these states."""
+    def limits(
+        self, states: Sequence[ThroughputState], costs: PassCosts, *, context: float = 0
+    ) -> TreeLimits:
+        """Returns the limits with the most expected tokens a second for rows with these states.
+
+        Args:
+            states: one per row.
+            costs: of passes.
+            context: mean tokens of a row.
+        """
         if any(not isinstance(state, ThroughputState) for state in states):
             raise InvalidInput("A state is no ThroughputState; give the states that this policy left.")
-        rounds, nodes, accepted = (
+        rounds, accepted = (
             np.array([getattr(state, name) for state in states]).sum(0).reshape(SHAPE)
-            for name in ("rounds", "nodes", "accepted")
+            for name in ("rounds", "accepted")
         )
-        nodes, accepted = _expected(nodes, rounds), _expected(accepted, rounds)
-        # One row's tree by depth, bins of first children, and bins of later ones, the last index none.
-        nodes, accepted = (_by_plan(of_cells) for of_cells in (nodes, accepted))
         rows = len(states)
-        tokens, sizes = rows * (1 + accepted.cumsum(0)), rows * (1 + nodes.cumsum(0))
-        opened = rows * np.concatenate([np.ones_like(nodes[:1]), nodes[:-1]])
-        times = _times(self.target_time, sizes) + _times(self.draft_time, opened).cumsum(0)
-        rates = tokens / times
-        depth, first, later = (int(place) for place in np.unravel_index(rates.argmax(), rates.shape))
-        if rates[depth, first, later] <= rows / self.target_time(rows):
-            return RoundPlan()
-        return RoundPlan(depth + 1, first + 1, later)
+        tokens = 1 + np.minimum(
+            _expected(accepted, rounds).cumsum(1), np.array([SIZES[-1], *DEPTHS])[:, None]
+        )
+        rates = np.where(self._allowed(), tokens / _times(costs, rows=rows, context=context), 0.0)
+        place, size = (int(number) for number in np.unravel_index(rates.argmax(), SHAPE))
+        plain = costs.target(1, rows=rows, context=context)
+        plain += costs.rest_seconds(1, rows=rows, context=context)
+        if rates[place, size] * plain <= 1:
+            return TreeLimits()
+        nodes = SIZES[size]
+        return TreeLimits(DEPTHS[place - 1], nodes) if place else TreeLimits(nodes, nodes, chain=True)
+
+    def _allowed(self) -> Bool[np.ndarray, "kinds sizes"]:
+        deepest = self.depth or DEPTHS[-1]
+        within = [size <= max(self.budget, SIZES[0]) for size in SIZES]
+        chains = [fits and size <= deepest for size, fits in zip(SIZES, within, strict=True)]
+        return np.array([chains, *([fits and depth <= deepest for fits in within] for depth in DEPTHS)])
 
     def grow(  # type: ignore[override]  # a learner's state is in its share
-        self, root: int, rng: Randomness, share: RoundPlan | None = None
+        self, root: int, rng: Randomness, share: TreeLimits | None = None
     ) -> Growing:
-        plan = self.plan([self.first_state()]) if share is None else share
-        if not plan.depth:
-            return attrs.evolve(TreeBuilder(root).finish(), note=(plan, ()))
-        largest = LargestValues(
-            self.budget,
-            max(self.threshold, FLOORS[plan.first - 1]),
-            later=FLOORS[plan.later - 1] if plan.later else 1.0,
-        )
-        tree = yield from self.layers(root, largest, min(plan.depth, self.depth or DEPTHS))
-        return attrs.evolve(tree, note=(plan, largest.slots(0)))
+        limits = TreeLimits(self.depth or DEPTHS[-1], self.budget) if share is None else share
+        if not limits.depth:
+            return attrs.evolve(TreeBuilder(root).finish(), note=(limits, ()))
+        largest = LargestValues(limits.nodes, self.threshold, later=float(limits.chain))
+        tree = yield from self.layers(root, largest, limits.depth)
+        return attrs.evolve(tree, note=(limits, largest.slots(0)))
 
     def observe(self, state: ThroughputState, outcome: Outcome, tree: TokenTree) -> ThroughputState:
         assert isinstance(tree.note, tuple)
-        plan, slots = tree.note
-        # What the limit cut off the tree are its last levels.
-        cells = [_cell(rank > 0, depth - 1, _bin(value)) for value, depth, rank in slots[: len(tree) - 1]]
-        rounds, nodes, accepted = list(state.rounds), list(state.nodes), list(state.accepted)
-        for sums in (rounds, nodes, accepted):
-            for cell in plan.cells:
-                sums[cell] *= self.memory
-        for cell in plan.cells:
-            rounds[cell] += 1
-        for cell in cells:
-            nodes[cell] += 1
-        for node in outcome.path[1:]:
-            accepted[cells[node - 1]] += 1
-        return ThroughputState(state.age + 1, tuple(rounds), tuple(nodes), tuple(accepted))
+        limits, slots = tree.note
+        rounds, accepted = (
+            self.memory * np.array(sums).reshape(SHAPE) for sums in (state.rounds, state.accepted)
+        )
+        # What the limit of the text cut off the tree are its last levels.
+        slots = slots[: len(tree) - 1]
+        nodes = sorted(range(1, len(tree)), key=lambda node: (-slots[node - 1][0], *slots[node - 1][1:]))
+        path = set(outcome.path)
+        # A tree that is not full has shown all that there is.
+        all_shown = len(nodes) < limits.nodes
+        for kind, deepest in enumerate((limits.depth, *DEPTHS)):
+            if kind and limits.chain:
+                shown = nodes[:1]  # also the first node of a tree
+            elif kind:
+                shown = [node for node in nodes if slots[node - 1][1] <= deepest]
+            else:
+                shown = _first_children(tree)
+            if deepest > limits.depth:
+                break
+            whole = all_shown and not (kind and limits.chain)
+            for column, (least, most) in enumerate(zip((0, *SIZES), SIZES, strict=False)):
+                if most <= (limits.nodes if whole else len(shown)):
+                    rounds[kind, column] += 1
+                    accepted[kind, column] += sum(node in path for node in shown[least:most])
+        return ThroughputState(tuple(rounds.flat), tuple(accepted.flat))
 
 
-def _cell(kind: int, depth: int, value: int) -> int:
-    return (kind * DEPTHS + depth) * BINS + value
+def _first_children(tree: TokenTree) -> list[int]:
+    """Returns the chain of first children, from the root on."""
+    chain, node = list[int](), 0
+    while children := tree.children(node):
+        node = children[0]
+        chain.append(node)
+    return chain
 
 
 def _expected(
-    sums: Float[np.ndarray, "kinds depths bins"], rounds: Float[np.ndarray, "kinds depths bins"]
-) -> Float[np.ndarray, "kinds depths bins"]:
-    """Returns means over rounds; a depth that was hardly tried is thought to be much like the one above."""
-    means = sums.copy()
-    means[:, 0] /= np.maximum(rounds[:, 0], 1e-9)
-    for depth in range(1, DEPTHS):
-        assumed = _ASSUMED * _LIKE * means[:, depth - 1]
-        means[:, depth] = (sums[:, depth] + assumed) / (rounds[:, depth] + _ASSUMED)
+    accepted: Float[np.ndarray, "kinds sizes"], rounds: Float[np.ndarray, "kinds sizes"]
+) -> Float[np.ndarray, "kinds sizes"]:
+    """Returns accepted nodes of a row's round between one size and the next; assumed where untried."""
+    widths = np.diff((0, *SIZES))
+    means = np.zeros(SHAPE)
+    for kind in range(SHAPE[0]):
+        for column in range(SHAPE[1]):
+            if column == 0:
+                assumed = means[0, 0] if kind else FIRST_ACCEPTED
+            else:
+                before = means[kind, column - 1] / widths[column - 1]
+                deeper = min(HOPE * means[0, 0], 1.0) * before * widths[column]
+                assumed = deeper if kind != 1 else SIBLINGS * before * widths[column]
+                if kind > 1:
+                    assumed = max(means[kind - 1, column], deeper)
+            means[kind, column] = (accepted[kind, column] + ASSUMED * assumed) / (
+                rounds[kind, column] + ASSUMED
+            )
     return means
 
 
-def _by_plan(cells: Float[np.ndarray, "kinds depths bins"]) -> Float[np.ndarray, "depths first later"]:
-    """Returns the sums of the cells that every plan covers, at each depth by itself."""
-    first, later = cells.cumsum(-1)
-    none: Float[np.ndarray, "depths 1"] = np.zeros((DEPTHS, 1))
-    sums: Float[np.ndarray, "depths first later"] = first[:, :, None] + np.hstack([none, later])[:, None]
-    return sums
-
-
-def _times(time: PassTime, tokens: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    times: Float[np.ndarray, "..."] = time.constant + time.linear * tokens + time.quadratic * tokens**2
+def _times(costs: PassCosts, *, rows: int, context: float) -> Float[np.ndarray, "kinds sizes"]:
+    """Returns the seconds of a round by its limits."""
+    sizes = np.array(SIZES)
+    passes = costs.target(1 + sizes, rows=rows, context=context)
+    passes = passes + costs.rest_seconds(1 + sizes, rows=rows, context=context)
+    first = costs.draft_seconds(1, rows=rows, context=context)
+    below = [
+        (depth - 1) * costs.draft_seconds(-(-sizes // depth), rows=rows, context=context) for depth in DEPTHS
+    ]
+    times: Float[np.ndarray, "kinds sizes"] = passes + first + np.stack([(sizes - 1) * first, *below])
     return times
-
-
-def _bin(value: float) -> int:
-    """Returns the number of the bin of a slot's value."""
-    return next((place for place, floor in enumerate(FLOORS) if value > floor), BINS - 1)

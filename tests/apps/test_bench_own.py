@@ -161,3 +161,13 @@ def test_a_drafter_of_ones_own_drafts(draftwood, mine, words):
     ours, ordinary = draftwood("generate", *words.split(), *asked), draftwood("generate", *asked)
     assert ours.exit_code == 0, ours.output
     assert json.loads(ours.stdout)["text"] == json.loads(ordinary.stdout)["text"]
+
+
+def test_a_policy_that_weighs_passes_has_them_timed(draftwood, tmp_path):
+    """It is refused without costs, so bench times passes first, and says so."""
+    result = draftwood(
+        *("bench", "--to", tmp_path / "run", "--prompts", 1, "--new-tokens", 4, "--budget", 4),
+        *("--strategy", "throughput-dyspec+recursive-rejection"),
+    )
+    assert result.exit_code == 0, result.output
+    assert "Timing passes for ThroughputDySpec" in result.stderr

@@ -27,8 +27,9 @@ from draftwood.apps.demo.offloaded import contest_offloaded
 from draftwood.apps.files.machine import PassCost, widened_pair
 from draftwood.apps.models.prompts import PROMPTS, interleaved
 from draftwood.apps.tune.command import Found
-from draftwood.apps.tune.measure import ContestResult, Costs, Estimate
+from draftwood.apps.tune.measure import ContestResult, Estimate
 from draftwood.decoding.pass_time import PassTime
+from tests.apps.costs import costs_of
 
 
 @attrs.define
@@ -131,9 +132,9 @@ ESTIMATE = Estimate(str(DYSPEC), 2, 3.5, 0.5, 16.0, 4.0, 0.01, 0.1, 0.01, 2.0)
 def test_the_offloaded_contest_tells_its_result_or_a_clear_no(pays, monkeypatch):
     asked: list[Any] = []
 
-    def measured(trial, specs, tokens, largest):
+    def measured(trial, specs, tokens, largest, **rows):
         asked.append((trial.loaded.target.weight_bytes, specs))
-        costs = Costs(PassTime(0.1, 0.001), None)
+        costs = costs_of(PassTime(0.1, 0.001))
         if not pays:
             return Found(specs[0], 0.8, costs, len(specs))
         result = ContestResult(ESTIMATE.label, 1.9, 2, 2, equal=False)

@@ -19,9 +19,10 @@ from draftwood.apps.bench.specs import ORDINARY, Spec
 from draftwood.apps.bench.writers import Text
 from draftwood.apps.models.by_name import EngineName
 from draftwood.apps.tune import trial as trial_module
-from draftwood.apps.tune.measure import Costs, TuneTrial, contest_result, estimate
+from draftwood.apps.tune.measure import TuneTrial, contest_result, estimate
 from draftwood.apps.tune.trial import Candidates, most_gain
 from draftwood.decoding.pass_time import PassTime
+from tests.apps.costs import costs_of
 from tests.apps.timed_tune import tuned
 
 PROMPT = "Question: Tom has 3 boxes with 12 apples each. How many apples are there?\nAnswer:"
@@ -65,7 +66,11 @@ def test_it_measures_for_real(draftwood, tmp_path):
     )
     assert result.exit_code == 0, result.output
     content = json.loads(file.read_text())
-    assert content["pass_seconds"]["target"]["constant"] + content["pass_seconds"]["target"]["linear"] > 0
+    costs = library.read_tuned(file).pass_costs
+    assert costs is not None
+    assert {point[:2] for point in costs.target.points} == {(nodes, 1) for nodes in (1, 2, 4)}
+    assert costs.target(4) > 0 < costs.draft_seconds(1)
+    assert costs.machine == content["machine"]
     assert [one["label"] for one in content["estimates"]] == ["dyspec:budget=3"]
     assert all(
         (contest["label"], contest["equal"]) == ("dyspec:budget=3", True) for contest in content["contest"]
@@ -194,7 +199,7 @@ times = st.floats(1e-4, 10)
 )
 def test_the_cost_model_gives_back_what_rounds_took(rounds, calls, nodes, accepted, draft, target, other):
     """Passes that cost what the fit says, and other work: all three are told apart; the gain is theirs."""
-    costs = Costs(PassTime(target, target / 100), PassTime(draft, draft / 10))
+    costs = costs_of(PassTime(target, target / 100), PassTime(draft, draft / 10))
     assert costs.draft is not None
     one_call, one_pass = costs.draft(nodes), costs.target(1 + nodes * calls)
     text = Text(
@@ -410,7 +415,7 @@ def trial_of(engine: str = "eager") -> Any:
 )
 def test_the_most_that_a_tree_can_gain(engine, draft, most):
     """Constant passes: d + 1 tokens for d draft passes and one target pass; an engine may draft in one."""
-    costs = Costs(PassTime(1.0), PassTime(draft))
+    costs = costs_of(PassTime(1.0), PassTime(draft))
     spec = Spec("leviathan", ("length=4",), budget=4)
     assert most_gain(spec, trial_of(engine), costs) == pytest.approx(most)
     assert most_gain(Spec("rsd-s"), trial_of(engine), costs) == float("inf")
@@ -436,7 +441,7 @@ class Writes:
     [((0.0, 0.3, 9.0), ["a", "b"], True), ((9.0, 9.0, 9.0), ["a", "b", "c"], False)],
 )
 def test_weak_candidates_are_given_up(monkeypatch, others, left, gained):
-    costs, clock = Costs(PassTime(1.0), None), [0.0]
+    costs, clock = costs_of(PassTime(1.0)), [0.0]
     monkeypatch.setattr(trial_module, "monotonic", lambda: clock[0])
     writers = {name: Writes(2, other, clock) for name, other in zip("abc", others, strict=True)}
     monkeypatch.setattr(TuneTrial, "warmed", lambda self, spec: writers[spec.name])
@@ -453,7 +458,7 @@ def test_a_look_ends_in_time(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(trial_module, "monotonic", lambda: clock[0])
     monkeypatch.setattr(TuneTrial, "warmed", lambda self, spec: Writes(2, 9.0, clock))
-    candidates = Candidates(trial_of(), Costs(PassTime(1.0), None), [Spec(str(n)) for n in range(9)])
+    candidates = Candidates(trial_of(), costs_of(PassTime(1.0)), [Spec(str(n)) for n in range(9)])
     candidates.look(16)
     assert clock[0] == 70.0
     assert len(candidates.estimates()) == 7

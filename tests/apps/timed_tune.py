@@ -9,8 +9,8 @@ import pytest
 from draftwood.apps.bench.specs import Spec
 from draftwood.apps.bench.writers import Text, writer
 from draftwood.apps.tune import command, measure
-from draftwood.apps.tune.measure import Costs
 from draftwood.decoding.pass_time import PassTime
+from tests.apps.costs import costs_of
 
 FEW = ["--prompts", 2, "--new-tokens", 5, "--budget", 2, "--budget", 5]
 
@@ -37,9 +37,9 @@ def tuned(tmp_path_factory: pytest.TempPathFactory, draft: float, *arguments: ob
     from typer.testing import CliRunner
 
     file = tmp_path_factory.mktemp("tuned") / "tuned.json"
-    costs = Costs(PassTime(1.0), PassTime(draft))
+    costs = costs_of(PassTime(1.0), PassTime(draft))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "pass_costs", lambda loaded, largest: costs)
+        patch.setattr(command, "pass_costs", lambda *asked: costs)
         patch.setattr(measure, "writer", lambda spec, *rest: Timed(spec, writer(spec, *rest), draft))
         result = CliRunner().invoke(app, ["tune", "--to", str(file), *map(str, (*FEW, *arguments))])
     assert result.exit_code == 0, result.output

@@ -7,6 +7,7 @@ from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.testing import ToyBackend, ToyModel
+from draftwood.testing.models.row_views import TOY_COSTS
 
 TARGET = ToyModel(5, seed=1)
 
@@ -26,6 +27,7 @@ def decoder(policy=None, verifier=None, draft=None, target=None):
         draft or drafter(),
         policy or DySpec(6),
         verifier or RecursiveRejection(),
+        pass_costs=TOY_COSTS,
     )
 
 

@@ -2,86 +2,146 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import attrs
 import pytest
 
-from draftwood import InvalidInput, Request, SamplingParams, SpeculativeDecoder, TreePolicy
-from draftwood.decoding.pass_time import PassTime
+from draftwood import (
+    InvalidInput,
+    PassCosts,
+    PassTable,
+    Request,
+    RowView,
+    SamplingParams,
+    SpeculativeDecoder,
+    TreePolicy,
+)
 from draftwood.drafters import ModelDrafter
 from draftwood.policies import Chain, LayeredDySpec, ThroughputDySpec
+from draftwood.strategies.policies.throughput_dyspec import DEPTHS, SIZES, ThroughputState, TreeLimits
 from draftwood.testing.models.proof_models import proof_models
 from draftwood.testing.models.toy import ToyBackend
 from draftwood.verifiers import RecursiveRejection
 
 TOYS = proof_models(31, vocab_size=12, target=3.0, draft=2.0, mix=0.8)
-CHEAP, DEAR = PassTime(1, 0.005), PassTime(1, 0.6)
-DRAFT = PassTime(0.05, 0.002)
+NODES = (1, *(1 + size for size in SIZES))
+
+
+def costs(node: float, call: float = 0.05) -> PassCosts:
+    """A pass that takes 1 and `node` for each node of each row."""
+    return PassCosts(
+        PassTable.of(lambda nodes, rows, _: 1 + node * nodes * rows, nodes=NODES, rows=(1, 64)),
+        PassTable.of(lambda nodes, rows, _: call * (1 + 0.04 * nodes * rows), nodes=NODES, rows=(1, 64)),
+    )
+
+
+CHEAP, DEAR = costs(0.005), costs(0.6)
 
 
 class Counted(ModelDrafter):
-    """Counts the nodes of every call."""
+    """Notes the nodes of every call, of the row that asks for the most."""
 
     def __init__(self, backend: ToyBackend) -> None:
         super().__init__(backend)
         self.sizes: list[int] = []
 
     def distributions(self, requests: Sequence[Request | None]):  # type: ignore[no-untyped-def]
-        self.sizes.append(sum(len(request) for request in requests if request is not None))
+        self.sizes.append(max(len(request) for request in requests if request is not None))
         return super().distributions(requests)
 
+    def taken(self) -> list[int]:
+        """Returns the sizes since the last such call."""
+        sizes, self.sizes = self.sizes, []
+        return sizes
 
-def rate(policy: TreePolicy, target_time: PassTime, *, rows: int, tokens: int) -> tuple[float, float]:
-    """Tokens for a unit of modelled time, and drafted nodes of a row's round."""
+
+def rate(
+    policy: TreePolicy, passes: PassCosts, *, rows: int, tokens: int, temperature: float
+) -> tuple[float, float]:
+    """Tokens for a unit of modelled time, and drafted nodes of a row's round; six texts in all."""
     drafter = Counted(ToyBackend(TOYS.draft))
-    decoder = SpeculativeDecoder(ToyBackend(TOYS.target), drafter, policy, RecursiveRejection())
-    written = time = nodes = turns = 0.0
-    rounds = decoder.stream(
-        [[row % 12, 1] for row in range(rows)],
-        max_new_tokens=tokens,
-        sampling=SamplingParams(temperature=1.0),
-        seed=range(rows),
-        eos_token_id=[],
+    decoder = SpeculativeDecoder(
+        ToyBackend(TOYS.target), drafter, policy, RecursiveRejection(), pass_costs=passes
     )
-    for one in rounds:
-        if one.prefill:
-            continue
-        drafted = sum(row.outcome.drafted for row in one.rows)
-        written += sum(len(row.tokens) for row in one.rows)
-        time += target_time(len(one.rows) + drafted)
-        nodes, turns = nodes + drafted, turns + len(one.rows)
-    return written / (time + sum(map(DRAFT, drafter.sizes))), nodes / turns
-
-
-@pytest.mark.parametrize("rows", [1, 6])
-@pytest.mark.parametrize("target_time", [CHEAP, DEAR], ids=["cheap", "dear"])
-def test_it_keeps_up_with_the_best_fixed_tree_and_with_ordinary_decoding(
-    rows: int, target_time: PassTime
-) -> None:
-    policy = ThroughputDySpec(16, target_time=target_time, draft_time=DRAFT)
-    found, nodes = rate(policy, target_time, rows=rows, tokens=200)
-    fixed = [
-        rate(other, target_time, rows=rows, tokens=200)[0]
-        for other in (Chain(2), Chain(4), LayeredDySpec(4), LayeredDySpec(8), LayeredDySpec(16))
+    written = time = nodes = turns = 0.0
+    rounds = [
+        (one, drafter.taken())
+        for first in range(0, 6, rows)
+        for one in decoder.stream(
+            [[row % 12, 1] for row in range(first, first + rows)],
+            max_new_tokens=tokens,
+            sampling=SamplingParams(temperature=temperature),
+            seed=range(first, first + rows),
+            eos_token_id=[],
+        )
     ]
-    ordinary = rows / target_time(rows)
-    assert found > 0.9 * max(ordinary, *fixed)
-    if target_time is DEAR and rows > 1:
+    for one, calls in rounds:
+        drafted = [row.outcome.drafted for row in one.rows]
+        written += sum(len(row.tokens) for row in one.rows)
+        time += passes.target(1 + max(drafted), rows=len(drafted))
+        time += sum(passes.draft_seconds(size, rows=len(drafted)) for size in calls)
+        nodes, turns = nodes + sum(drafted), turns + len(drafted)
+    return written / time, nodes / turns
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("rows", [1, 6])
+@pytest.mark.parametrize("passes", [CHEAP, DEAR], ids=["cheap", "dear"])
+def test_it_keeps_up_with_the_best_fixed_tree_and_with_ordinary_decoding(
+    rows: int, passes: PassCosts, temperature: float
+) -> None:
+    law = "without-replacement" if temperature else "top-k"
+    size = {"rows": rows, "tokens": 200, "temperature": temperature}
+    found, nodes = rate(ThroughputDySpec(16, law=law), passes, **size)  # type: ignore[arg-type]
+    fixed = [
+        rate(other, passes, **size)[0]  # type: ignore[arg-type]
+        for other in (Chain(2), Chain(4), *(LayeredDySpec(budget, law=law) for budget in (4, 8, 16)))
+    ]
+    ordinary = rows / passes.target(1, rows=rows)
+    assert found > 0.95 * max(ordinary, *fixed)
+    if passes is DEAR and rows > 1:
         assert ordinary > max(fixed)  # so this case does show decoding without trees
-        assert nodes < 0.7
+        assert nodes < 0.5
     else:
         assert found > ordinary
 
 
-def test_some_rows_try_more_than_pays_and_the_rest_do_not() -> None:
-    policy = ThroughputDySpec(target_time=DEAR)
-    states = [attrs.evolve(policy.first_state(), age=age) for age in (23, 23, 23, 23, 23)]
-    plans = policy.share(states)
-    assert sorted(plan.depth for plan in plans) == [0, 0, 0, 2, 2]
-    assert {plan.depth for plan in policy.share([attrs.evolve(state, age=24) for state in states])} == {0}
+def test_a_tree_shows_what_smaller_ones_would_have_given() -> None:
+    """After rounds in which the first three of a chain were accepted, the best size is three."""
+    policy = ThroughputDySpec(16)
+    rounds = [[20.0] * len(SIZES) for _ in (0, *DEPTHS)]
+    accepted = [[20.0 * (size <= min(depth, 3)) for size in SIZES] for depth in (0, *DEPTHS)]
+    learnt = ThroughputState(*(tuple(itertools.chain.from_iterable(of)) for of in (rounds, accepted)))
+    assert policy.limits([learnt], CHEAP) == TreeLimits(depth=3, nodes=3)
+    assert policy.limits([learnt], costs(0.6)).nodes == 3
+    rare = attrs.evolve(learnt, accepted=tuple(of / 2 for of in learnt.accepted))
+    assert policy.limits([rare] * 64, DEAR) == TreeLimits()
+    assert policy.limits([learnt], costs(0.005, call=3.0)) == TreeLimits()
+
+
+def test_limits_stay_within_budget_depth_and_text() -> None:
+    policy = ThroughputDySpec(6, depth=2)
+    found = policy.limits([policy.first_state()], costs(0.0, call=0.0))
+    assert found == TreeLimits(depth=2, nodes=6)
+    (share,) = policy.share([policy.first_state()], [RowView(left=2, costs=costs(0.0, call=0.0))])
+    assert share.depth == 1
+    (share,) = policy.share([policy.first_state()], [RowView(left=1, costs=costs(0.0, call=0.0))])
+    assert not share.depth
+
+
+def test_without_costs_it_is_refused_in_one_sentence() -> None:
+    decoder = SpeculativeDecoder(
+        ToyBackend(TOYS.target),
+        ModelDrafter(ToyBackend(TOYS.draft)),
+        ThroughputDySpec(),
+        RecursiveRejection(),
+    )
+    with pytest.raises(InvalidInput, match="given no pass_costs; give it draftwood.measure_costs"):
+        decoder.generate([[1, 2]], max_new_tokens=4)
 
 
 def test_a_state_of_another_policy_is_refused() -> None:
     with pytest.raises(InvalidInput, match="no ThroughputState"):
-        ThroughputDySpec().plan([(1, 2)])  # type: ignore[list-item]
+        ThroughputDySpec().limits([(1, 2)], CHEAP)  # type: ignore[list-item]

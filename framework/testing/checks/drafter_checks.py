@@ -51,6 +51,9 @@ def check_declaration(drafter: Drafter, models: int) -> None:
         assert isinstance(value, int), f"{name} is {value!r}; give an integer >= {least}."
         assert value >= least, f"{name} is {value}; give an integer >= {least}."
     assert isinstance(drafter.remembers, bool), f"remembers is {drafter.remembers!r}; say True or False."
+    assert isinstance(drafter.reads_scores, bool), (
+        f"reads_scores is {drafter.reads_scores!r}; say True or False."
+    )
     assert isinstance(drafter.source, str), f"source is {drafter.source!r}; name a paper or an author."
 
 

@@ -25,6 +25,7 @@ from draftwood.testing.models.proof_models import (
     large_models,
     narrow_models,
 )
+from draftwood.testing.models.row_views import VIEWS, ViewedPolicy
 from draftwood.testing.models.small_strategies import fits, toy_drafter
 from draftwood.testing.models.toy import ConstantModel, NextTokenModel
 from draftwood.testing.proofs.block_efficiency import drawn_trees
@@ -68,6 +69,8 @@ def policy_checks(
     yield "proposal-law", partial(check_proposal_law, policy)
     if policy.learns:
         yield "learnt", partial(check_learnt, policy)
+    if policy.reads_row:
+        yield "views", partial(check_views, policy)
     if (larger := deeper(policy)) is not None:
         yield "deep", partial(check_deep, larger)
     yield "wide", partial(check_wide, policy)
@@ -85,7 +88,7 @@ def policy_checks(
 
 def check_declaration(policy: TreePolicy, models: int) -> None:
     """It declares the laws of its trees, and whether they are adaptive, branch, or change by learning."""
-    assert_declared(policy, "adaptive", "branches", "learns")
+    assert_declared(policy, "adaptive", "branches", "learns", "reads_row")
     assert policy.scope in ("row", "batch"), (
         f"scope is {policy.scope!r}; declare 'row', or 'batch' where rows of a round share a budget."
     )
@@ -155,6 +158,20 @@ def check_learnt(policy: TreePolicy, models: int) -> None:
                 # The message has this sentence already.
                 after.error, after.likely = broken.error, broken.likely
                 raise after from broken
+
+
+def check_views(policy: TreePolicy, models: int) -> None:
+    """The laws hold whatever the policy may read of a row: lengths, limits, histories and costs."""
+    for view in VIEWS:
+        viewed = ViewedPolicy(policy, view)
+        try:
+            prove_law(viewed, PROOF_MODELS[0])
+            if policy.scope == "batch":
+                check_rows_jointly(viewed, models)
+        except LawBroken as broken:
+            told = LawBroken(f"For a row of which it reads {view}: {broken}")
+            told.error, told.likely = broken.error, broken.likely
+            raise told from broken
 
 
 def check_deep(policy: TreePolicy, models: int) -> None:

@@ -66,10 +66,20 @@ def fitting_pairs() -> list[tuple[TreePolicy, Verifier]]:
 
 
 def toy_drafter(policy: TreePolicy, *models: NextTokenModel) -> Drafter:
-    """Returns a drafter for `policy`: all `models` where each child has its own drafter, else the first."""
+    """Returns a drafter for `policy`: all `models` where each child has its own drafter, else the first.
+
+    Where the policy asks drafters by name, these are the models in turn.
+    """
     drafters = [registry.create("drafters", "model", {"backend": ToyBackend(model)}) for model in models]
     if needs_several_drafters(policy) and len(drafters) > 1:
         return registry.create("drafters", "several", {"members": drafters})  # type: ignore[no-any-return]
+    if policy.asks:
+        named = dict(zip(sorted(policy.asks), itertools.cycle(models), strict=False))
+        members = {
+            name: registry.create("drafters", "model", {"backend": ToyBackend(model)})
+            for name, model in named.items()
+        }
+        return registry.create("drafters", "named", {"members": members})  # type: ignore[no-any-return]
     return drafters[0]  # type: ignore[no-any-return]
 
 

@@ -19,6 +19,7 @@ from draftwood.protocols import TreePolicy, Verifier
 from draftwood.testing.diagnosis.chi_square import SIGNIFICANCE, chi_square_test
 from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.models.proof_models import ProofModels, proof_models
+from draftwood.testing.models.row_views import TOY_COSTS
 from draftwood.testing.models.small_strategies import toy_drafter
 from draftwood.testing.models.toy import ToyBackend
 from draftwood.trees.outcome import Outcome
@@ -128,7 +129,8 @@ def _run(
     vocab_size = toys.target.vocab_size
     chance = random.Random(seed)
     watched = _Watched(policy, verifier, chance)
-    decoder = SpeculativeDecoder(ToyBackend(toys.target), toy_drafter(policy, *toys.drafts), policy, watched)
+    drafter = toy_drafter(policy, *toys.drafts)
+    decoder = SpeculativeDecoder(ToyBackend(toys.target), drafter, policy, watched, pass_costs=TOY_COSTS)
     prompts = [[row % vocab_size, 1, row // 2 % vocab_size] for row in range(ROWS)]
     generation = decoder.generate(
         prompts,

@@ -13,6 +13,7 @@ from draftwood.laws.proposals import Proposal
 from draftwood.laws.randomness import CounterRandomness, Randomness
 from draftwood.protocols import TreePolicy, policy_states
 from draftwood.testing.diagnosis.law_broken import LawBroken
+from draftwood.testing.models.row_views import TOY_VIEW
 from draftwood.trees.level_plan import GrowingLevels, Levels
 from draftwood.trees.request import RequestLog, Requests
 from draftwood.trees.tree import TokenTree
@@ -29,7 +30,9 @@ def grown(
     states: Sequence[Any] = (),
 ) -> Sequence[TokenTree]:
     """The trees of rows side by side, each by its draft. What stands in padding is no distribution."""
-    growth = policy_states.growth(policy, roots, rngs, states or [None] * len(roots))
+    growth = policy_states.growth(
+        policy, roots, rngs, states or [None] * len(roots), views=[TOY_VIEW] * len(roots)
+    )
     logs = [RequestLog() for _ in roots]
     while growth.requests is not None:
         growth.answer(_answered(growth.requests, logs, roots, drafts))
@@ -44,7 +47,7 @@ def grown_as_planned(
     None where the policy announces no plan, or where so narrow levels may have missed a node.
     """
     rngs = [CounterRandomness.seeded(0) for _ in roots]
-    growth = policy_states.growth(policy, roots, rngs, [None] * len(roots))
+    growth = policy_states.growth(policy, roots, rngs, [None] * len(roots), views=[TOY_VIEW] * len(roots))
     if (plan := growth.plan) is None:
         return None
     vocab = drafts[0]((roots[0],)).shape[-1]

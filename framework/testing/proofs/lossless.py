@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Required, TypedDict, Unpack
+from typing import Any, Required, TypedDict, Unpack
 
 import attrs
 import torch
@@ -20,6 +20,7 @@ from draftwood.protocols import Drafter, TreePolicy, Verifier, policy_states
 from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.diagnosis.tolerances import rounding
 from draftwood.testing.diagnosis.tree_text import tree_as_text
+from draftwood.testing.models.row_views import TOY_COSTS
 from draftwood.testing.models.toy import NextTokenModel, ToyBackend
 from draftwood.testing.proofs.block_efficiency import (
     WeightedTree,
@@ -171,10 +172,10 @@ class _Case:
     ) -> tuple[dict[tuple[int, ...], float], float, int]:
         law: dict[tuple[int, ...], float] = {}
         expected, runs = 0.0, 0
-        # A round's law depends only on the text before it and on the policy's state, so each of their pairs
-        # is enumerated once.
+        # A round's law depends only on the text before it, the policy's state, and the row's history if the
+        # policy reads rows. So each of their combinations is enumerated once.
         unfinished: dict[tuple[tuple[int, ...], Hashable], float] = {
-            ((), policy_states.first_state(self.policy)): 1.0
+            ((), (policy_states.first_state(self.policy), ())): 1.0
         }
         while unfinished:
             start = min(unfinished, key=lambda pair: len(pair[0]))  # nothing is added to it any more
@@ -197,21 +198,27 @@ class _Case:
                     unfinished[pair] = unfinished.get(pair, 0.0) + chance * weight
         return law, expected, runs
 
-    def _round(self, text: list[int], state: Hashable, rng: Enumerator) -> tuple[tuple[int, ...], Hashable]:
-        """A round of the production loop after `text`: what it emits, and what the policy then knows.
+    def _round(
+        self, text: list[int], known: tuple[Any, tuple[tuple[int, int], ...]], rng: Enumerator
+    ) -> tuple[tuple[int, ...], Hashable]:
+        """A round of the production loop after `text`: what it emits, and the policy's state and row history.
 
         Checks that the commit left the state of the new text.
         """
         # Beyond what any tree reaches, so that the limit cuts no tree.
-        stops = RowStops(0, frozenset(), limit=10**9)
+        stops = RowStops(0, frozenset(), limit=10**9, before=len(text))
         sampling = SamplingParams(temperature=self.temperature)
         settings = RowSettings(sampling, sampling)
+        state, history = known
         row = BatchRow(0, text[-1], self.policy, Streams(rng, rng), stops, settings, policy_state=state)
+        row.history = history
         backend = ToyBackend(self.target)
-        loop = RoundLoop(target=backend, drafter=self.drafter, verifier=self.verifier, held=[row])
-        state = torch.tensor(text[:-1], dtype=torch.int64)
-        backend.prefill([state])
-        self.drafter.prefill([state])
+        loop = RoundLoop(
+            target=backend, drafter=self.drafter, verifier=self.verifier, held=[row], costs=TOY_COSTS
+        )
+        read = torch.tensor(text[:-1], dtype=torch.int64)
+        backend.prefill([read])
+        self.drafter.prefill([read])
         try:
             new = loop.run().rows[0].tokens
         finally:
@@ -219,7 +226,7 @@ class _Case:
         assert backend.committed == [[*text, *new][:-1]], (
             f"After {text} a round emitted {new}, but the committed state is {backend.committed[0]}."
         )
-        return new, row.policy_state
+        return new, (row.policy_state, row.history)
 
 
 def target_law(

@@ -18,6 +18,7 @@ from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.diagnosis.policy_mistakes import likely_mistake
 from draftwood.testing.diagnosis.tolerances import rounding
 from draftwood.testing.diagnosis.tree_text import distribution_as_text
+from draftwood.testing.models.row_views import TOY_VIEW
 from draftwood.testing.proofs.enumerator import enumerate_outcomes
 from draftwood.testing.proofs.sibling_counts import assert_counts_settled
 from draftwood.trees.request import Request, RequestLog
@@ -181,7 +182,7 @@ def grow_tree(
     asked = RequestLog()
     try:
         # What decoding grows its trees by, here with one row.
-        growth = policy_states.growth(policy, [prompt[-1]], [rng], [state])
+        growth = policy_states.growth(policy, [prompt[-1]], [rng], [state], views=[TOY_VIEW])
         while growth.requests is not None:
             request = growth.requests[0]
             assert request is not None
@@ -203,7 +204,7 @@ def grow_tree(
 def _check_request(policy: TreePolicy, request: Request, asked: RequestLog, root: int) -> None:
     pairs = zip(request.tokens.tolist(), request.parents.tolist(), strict=True)
     for number, (token, parent) in enumerate(pairs, start=len(asked)):
-        if number == 0:
+        if number == 0 or (policy.asks and parent < 0):
             assert (token, parent) == (root, -1), (
                 f"{policy} first asks for token {token} with parent {parent}; number 0 is the root {root}, "
                 "with parent -1."

@@ -15,6 +15,7 @@ from draftwood.laws.randomness import CounterRandomness
 from draftwood.protocols import TreePolicy, policy_states
 from draftwood.protocols.compatibility import needs_several_drafters
 from draftwood.testing.diagnosis.law_broken import LawBroken
+from draftwood.testing.models.row_views import TOY_VIEW
 from draftwood.testing.models.toy import NextTokenModel
 from draftwood.trees.outcome import Outcome
 from draftwood.trees.request import RequestLog
@@ -82,7 +83,10 @@ def _row(
     text, state, history = list(prompt), policy_states.first_state(policy), list[RowRound]()
     for _ in range(_ROUNDS):
         before = copy.deepcopy(state)
-        growth, asked = policy_states.growth(policy, [text[-1]], [rng], [state]), RequestLog()
+        growth, asked = (
+            policy_states.growth(policy, [text[-1]], [rng], [state], views=[TOY_VIEW]),
+            RequestLog(),
+        )
         while growth.requests is not None:
             yield
             (request,) = growth.requests

@@ -1,0 +1,212 @@
+"""`measure_costs`: the seconds of target passes, draft calls and all else in a round, measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftwood.base.errors import InvalidInput
+from draftwood.decoding.decoder import SpeculativeDecoder, as_backend, as_drafter
+from draftwood.decoding.experts_touched import experts_touched
+from draftwood.decoding.running_rows import NOTHING
+from draftwood.distributions.sampling import SamplingParams
+from draftwood.protocols import Drafter, StateBackend, registry
+from draftwood.protocols.named_heads import NamedHead
+from draftwood.protocols.pass_costs import PassCosts, PassTable, Point
+from draftwood.protocols.vocabulary import fit_vocabulary
+from draftwood.trees.request import Requests
+
+NODES = (1, 2, 4, 5, 8, 9, 16, 17, 32)
+"""Sizes on both sides of those where matrix products and captured passes take a step."""
+
+REST_NODES, REST_ROUNDS = 9, 8
+"""Nodes of the trees, and tokens of the texts, by which the rest of a round is timed."""
+
+Times = dict[int, list[float]]
+"""Seconds by the nodes of a row."""
+
+
+def measure_costs(
+    target: Any,
+    drafter: Any = None,
+    *,
+    nodes: Sequence[int] = NODES,
+    rows: Sequence[int] = (1,),
+    contexts: Sequence[int] = (128,),
+    tokens: Sequence[int] = (),
+    repetitions: int = 5,
+    seconds: float = 20.0,
+    machine: str = "",
+) -> PassCosts:
+    """Measures passes of a target and calls of its drafter, and returns their costs.
+
+    Sizes take turns, so that a slow moment of the machine affects all of them, and medians count.
+
+    Args:
+        target: a backend, model object, folder or hub name.
+        drafter: as `SpeculativeDecoder` takes it; None: ordinary decoding's costs only.
+        nodes: of every row, in target passes and draft calls.
+        rows: of a pass.
+        contexts: committed tokens of a row.
+        tokens: a text of which rows are read; default: tokens 0, 1, 2 and so on. Mixtures of experts route
+            real text otherwise.
+        repetitions: of every size, at most.
+        seconds: for one number of rows and one context. Once they are over, larger sizes are left out; the
+            smallest two are measured in any case.
+        machine: the machine's name, which is kept with the costs.
+
+    Raises:
+        InvalidInput: the target or drafter is decoding, or a size is below 1 or beyond the target's context.
+    """
+    target, drafter = as_backend(target), None if drafter is None else as_drafter(drafter)
+    if isinstance(drafter, NamedHead):
+        drafter = drafter.drafter_for(target)
+    sizes = sorted(set(nodes))
+    _check(target, drafter, sizes, rows, contexts)
+    if drafter is not None:
+        fit_vocabulary(drafter, target.vocab_size)
+    for backend in (target, *(() if drafter is None else drafter.backends)):
+        backend.renew()
+    points: list[list[Point]] = [[], [], []]
+    for context in contexts:
+        for count in rows:
+            batch = _batch(target, count, context, tokens)
+            measured = _passes(target, drafter, batch, sizes, repetitions=repetitions, seconds=seconds)
+            parts = (*measured, _rest(target, drafter, batch))
+            for of_part, times in zip(points, parts, strict=True):
+                of_part += [(n, count, context, median(taken)) for n, taken in times.items() if taken]
+    if target.ranks is not None:
+        points = target.ranks.agreed(points)  # clocks differ
+    passes, calls, rest = (PassTable(of_part) if of_part else None for of_part in points)
+    assert passes is not None
+    in_pass = sorted({size * count for size in sizes for count in rows})
+    experts = experts_touched(target.model, in_pass, tokens=tokens)
+    return PassCosts(passes, calls, rest, experts=experts, machine=machine)
+
+
+def _check(
+    target: StateBackend,
+    drafter: Drafter | None,
+    nodes: Sequence[int],
+    rows: Sequence[int],
+    contexts: Sequence[int],
+) -> None:
+    if any(backend.lengths for backend in (target, *(() if drafter is None else drafter.backends))):
+        raise InvalidInput("The target or drafter is decoding; measure its passes before or after.")
+    if not (nodes and rows and contexts) or min(*nodes, *rows, *contexts) < 1:
+        raise InvalidInput(
+            f"Costs were asked for nodes {list(nodes)}, rows {list(rows)} and contexts {list(contexts)}; "
+            "give numbers from 1, at least one of each."
+        )
+    most, longest = max(contexts) + max(nodes) + 2 * REST_ROUNDS, target.max_length
+    if longest is not None and most > longest:
+        raise InvalidInput(
+            f"Passes over {max(nodes)} nodes after {max(contexts)} tokens need {most} tokens of context, and "
+            f"the target has {longest}; give smaller contexts."
+        )
+
+
+def _batch(target: StateBackend, rows: int, context: int, tokens: Sequence[int]) -> list[list[int]]:
+    """Returns the text of every row, each of which begins elsewhere."""
+    text = list(tokens) or list(range(target.vocab_size))
+    return [[text[(17 * row + place) % len(text)] for place in range(context)] for row in range(rows)]
+
+
+def _passes(
+    target: StateBackend,
+    drafter: Drafter | None,
+    batch: Sequence[Sequence[int]],
+    sizes: Sequence[int],
+    *,
+    repetitions: int,
+    seconds: float,
+) -> tuple[Times, Times]:
+    """Returns the times of target passes and of draft calls."""
+    passes: Times = {}
+    calls: Times = {}
+    ends = perf_counter() + seconds
+    try:
+        _prefill(target, drafter, batch)
+        for repetition in range(repetitions + 1):
+            for size in sizes:
+                if repetition and (size not in passes or perf_counter() > ends):
+                    continue
+                drafting, taken = _one_round(target, drafter, batch, size)
+                passes.setdefault(size, []).append(taken)
+                for nodes, call in drafting.items():
+                    calls.setdefault(nodes, []).append(call)
+                if not repetition and len(passes) > 1 and perf_counter() > ends:
+                    break
+    finally:
+        target.release()
+        if drafter is not None:
+            drafter.release()
+    return _warm(passes), _warm(calls)
+
+
+def _warm(times: Times) -> Times:
+    """Returns the times without the first of each size, which warmed up, unless it is the only one."""
+    return {size: taken[1:] or taken for size, taken in times.items()}
+
+
+def _prefill(target: StateBackend, drafter: Drafter | None, batch: Sequence[Sequence[int]]) -> None:
+    texts = [torch.tensor(text[:-1], dtype=torch.int64) for text in batch]
+    target.prefill(texts)
+    if drafter is not None:
+        drafter.prefill(texts)
+
+
+def _one_round(
+    target: StateBackend, drafter: Drafter | None, batch: Sequence[Sequence[int]], size: int
+) -> tuple[dict[int, float], float]:
+    """Returns the times of draft calls by their nodes, and of a target pass over `size` nodes a row."""
+    tokens = torch.tensor([[text[-1], *(text[0] for _ in range(size - 1))] for text in batch])
+    drafting: dict[int, float] = {}
+    if drafter is not None:
+        drafting[1] = _call(drafter, tokens[:, :1], -1)
+        if size > 1:
+            drafting[size] = _call(drafter, tokens[:, 1:2].expand(-1, size), 0)
+    started = perf_counter()
+    # Reading a logit waits for the end of a pass that runs asynchronously.
+    float(target.extend(tokens, torch.arange(-1, size - 1).expand(len(batch), -1))[0, -1, 0])
+    taken = perf_counter() - started
+    target.commit([[]] * len(batch))
+    if drafter is not None:
+        drafter.commit([NOTHING] * len(batch))
+    return drafting, taken
+
+
+def _call(drafter: Drafter, tokens: Tensor, parent: int) -> float:
+    """Returns the seconds of a draft call for `tokens` `[rows, nodes]`, all of them below one node."""
+    parents = torch.full_like(tokens, parent)
+    requests = Requests(tokens, parents, [tokens.shape[1]] * len(tokens))
+    started = perf_counter()
+    float(drafter.distributions(requests).flatten()[-1])
+    return perf_counter() - started
+
+
+def _rest(target: StateBackend, drafter: Drafter | None, batch: Sequence[Sequence[int]]) -> Times:
+    """Returns what rounds take outside of their passes, without a tree and with one of `REST_NODES`."""
+    if drafter is None or drafter.drafters > 1:
+        return {}
+    verifier = registry.create("verifiers", "recursive-rejection")
+    times: Times = {}
+    policies = {
+        1: registry.create("policies", "cost-aware", {"budgets": (0,)}),
+        REST_NODES: registry.create("policies", "static-tree", {"shape": str(REST_NODES - 1)}),
+    }
+    for nodes, policy in policies.items():
+        rounds = SpeculativeDecoder(target, drafter, policy, verifier).stream(
+            batch, max_new_tokens=REST_ROUNDS, sampling=SamplingParams(), seed=0, eos_token_id=[]
+        )
+        times[nodes] = [
+            max(one.seconds - one.draft_seconds - one.target_seconds, 0.0)
+            for one in rounds
+            if not one.prefill and len(one.rows) == len(batch)
+        ]
+    return times
