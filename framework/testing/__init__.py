@@ -4,6 +4,8 @@ from draftwood.testing.checks.decoding_checks import decoding_checks
 from draftwood.testing.checks.strategy_checks import check_strategy, checks_for, parametrize_with_checks
 from draftwood.testing.diagnosis.intervals import CannotEnumerate, split_uniforms
 from draftwood.testing.diagnosis.law_broken import LawBroken
+from draftwood.testing.models.drafter_with_target import DrafterWithTarget
+from draftwood.testing.models.feature_toy import FeatureToyBackend
 from draftwood.testing.models.toy import NextTokenModel, ToyBackend, ToyModel
 from draftwood.testing.proofs.block_efficiency import (
     WeightedTree,
@@ -24,8 +26,10 @@ from draftwood.testing.samplers.vllm_samplers import vllm_runner_sampler, vllm_s
 __all__ = [
     "BudgetExceeded",
     "CannotEnumerate",
+    "DrafterWithTarget",
     "EndlessRun",
     "Enumerator",
+    "FeatureToyBackend",
     "JointLaw",
     "LawBroken",
     "NextTokenModel",
