@@ -63,11 +63,26 @@ def assign(words: Mapping[str, str], strategies: Sequence[tuple[str, str]]) -> l
                 registry.check_not_gone(name, option)
             everything = sorted({name for parameters in known for name in parameters})
             names = ", ".join(name for _, name in strategies)
+            if option in ("policy", "verifier", "drafter"):
+                raise UnknownStrategy(_as_part(option, word, strategies[0][1]))
             raise UnknownStrategy(
                 f"There is no option {option!r:.80} of {names}{nearest(option, everything)}"
             )
         assigned[index][option] = convert(option, word, known[index][option])
     return assigned
+
+
+def _as_part(option: str, word: str, policy: str) -> str:
+    """The sentence for a strategy that is given as an option of another one."""
+    in_bench = {
+        "policy": f"{word}+VERIFIER in bench",
+        "verifier": f"{policy}+{word} in bench",
+        "drafter": f"{policy}:drafter={word} in bench and tune",
+    }
+    return (
+        f"The {option} {word!r:.80} is a strategy of its own and no option; write {in_bench[option]}, and "
+        f"--{option} {word} in generate."
+    )
 
 
 def convert(option: str, word: str, parameter: inspect.Parameter) -> Any:

@@ -13,6 +13,7 @@ from draftwood.base.errors import InvalidInput, nearest
 from draftwood.laws.randomness import Randomness
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
 from draftwood.testing.diagnosis.law_broken import LawBroken
+from draftwood.testing.models.drafter_with_target import judged
 from draftwood.testing.models.oracles import LogitsAfter
 
 MODELS = "DRAFTWOOD_MODELS"
@@ -79,7 +80,7 @@ def checks_for(
         models = int(os.environ.get(MODELS, "2"))
     for name, check in _kind(strategy, oracle, used):
         description = inspect.getdoc(getattr(check, "func", check)) or ""
-        yield name, Check(strategy, name, description.partition("\n")[0], models, check)
+        yield name, Check(judged(strategy), name, description.partition("\n")[0], models, check)
 
 
 def check_strategy(
@@ -147,7 +148,7 @@ def parametrize_with_checks(
 
 def _labels(strategies: Sequence[object]) -> list[str]:
     """Class names, numbered where several strategies are of one class."""
-    names = [type(strategy).__name__ for strategy in strategies]
+    names = [type(judged(strategy)).__name__ for strategy in strategies]
     return [
         name if names.count(name) == 1 else f"{name}{names[:index].count(name) + 1}"
         for index, name in enumerate(names)
