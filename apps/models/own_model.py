@@ -52,7 +52,7 @@ class OwnModel:
             )
         if is_backend and dtype is not None and _dtypes(made) - {dtype}:
             raise InvalidInput(
-                f"{name!r} makes a backend with weights in {', '.join(map(str, _dtypes(made)))}, not {dtype}; "
+                f"{name!r} makes a backend in {', '.join(map(str, _dtypes(made)))}, not {dtype}; "
                 "let it return the transformers model, or give --dtype as it is."
             )
         if not is_backend and dtype is not None:

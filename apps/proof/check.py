@@ -33,6 +33,9 @@ REMEDIES: Mapping[str, str] = {
     "lossless": "Usual causes for a policy: see the check proposal-law. For a verifier: after a "
     "rejection it draws from the target instead of the residual max(target - draft, 0), or it tests a later "
     "sibling against the first one's distribution instead of conditional(k, earlier).",
+    "declared": "Usual causes: after a rejection it draws from the target instead of the residual "
+    "max(declared - draft, 0), or it emits a bonus token at a leaf, where the draft's distribution is not "
+    "known.",
     "adaptive": "How many siblings there are tells something of their tokens. A verifier that looks at "
     "several siblings at once declares adaptive = False.",
     "corners": "Residuals vanish or divide by zero here. Where nothing is left, draw from the target; accept "
@@ -80,6 +83,7 @@ FOLLOWS: Mapping[str, str] = {
     "proposal-law": "repeatable",
     "learnt": "proposal-law",
     "lossless": "proposal-law",
+    "declared": "proposal-law",
     "corners": "lossless",
     "rounds": "lossless",
     "adaptive": "lossless",

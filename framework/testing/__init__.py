@@ -15,7 +15,14 @@ from draftwood.testing.proofs.block_efficiency import (
     optimal_tokens,
 )
 from draftwood.testing.proofs.enumerator import BudgetExceeded, EndlessRun, Enumerator, enumerate_outcomes
-from draftwood.testing.proofs.lossless import JointLaw, assert_lossless, joint_law, largest_error, target_law
+from draftwood.testing.proofs.lossless import (
+    JointLaw,
+    assert_lossless,
+    joint_law,
+    kept_law,
+    largest_error,
+    target_law,
+)
 from draftwood.testing.proofs.proposal_law import assert_proposal_law
 from draftwood.testing.samplers.engine_samplers import sglang_sampler, transformers_sampler
 from draftwood.testing.samplers.sampler_cases import SamplerCase, sampler_models
@@ -47,6 +54,7 @@ __all__ = [
     "enumerate_outcomes",
     "expected_tokens",
     "joint_law",
+    "kept_law",
     "largest_error",
     "measure_sampler",
     "one_round_law",

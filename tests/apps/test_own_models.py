@@ -151,7 +151,7 @@ def test_bench_and_prove_take_functions(draftwood, mine):
         (["--target", "mine:MISSING"], ["'mine'", "no 'MISSING'"]),
         (
             ["--target", "mine:backend", "--dtype", "bfloat16"],
-            ["weights in torch.float32, not torch.bfloat16"],
+            ["a backend in torch.float32, not torch.bfloat16"],
         ),
         (["--target", "mine:target", "--offload", "there"], ["--offload streams the layers of a folder"]),
         (["--target", "mine:backend", "--engine", "openvino"], ["makes a backend, which runs by itself"]),

@@ -45,6 +45,13 @@ class CheckedVerifier(Verifier):
     def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]
         return self.verifier.laws
 
+    @property
+    def declares_law(self) -> bool:  # type: ignore[override]
+        return self.verifier.declares_law
+
+    def declared_law(self, target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+        return self.verifier.declared_law(target_probs, draft_probs)
+
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
         (outcome,) = self._judged(
             lambda: [self.verifier.verify(tree, target_probs, rng)], [tree], [target_probs]
@@ -74,13 +81,13 @@ class CheckedVerifier(Verifier):
         if len(outcomes) != len(rows):
             raise AssertionError(f"{self.verifier} gives {len(outcomes)} outcomes for {len(rows)} rows.")
         for outcome, (tree, targets) in zip(outcomes, rows, strict=True):
-            if not self.fault and (wrong := malformed(outcome, tree, targets)):
+            if not self.fault and (wrong := malformed(outcome, tree, targets, self.verifier)):
                 self.fault = f"{self.verifier} {wrong} on the tree\n{tree_as_text(tree, targets)}"
         return outcomes
 
 
-def malformed(outcome: object, tree: TokenTree, target_probs: Tensor) -> str:
-    """Returns the fault of an outcome, as the end of a sentence; empty if it has none."""
+def malformed(outcome: object, tree: TokenTree, target_probs: Tensor, verifier: Verifier) -> str:
+    """Returns the fault of an outcome of `verifier`, as the end of a sentence; empty if it has none."""
     if not isinstance(outcome, Outcome):
         return f"returns {type(outcome).__name__} instead of an Outcome"
     path, parents = outcome.path, tree.parents.tolist()
@@ -98,7 +105,14 @@ def malformed(outcome: object, tree: TokenTree, target_probs: Tensor) -> str:
     for node, token in zip(path, outcome.emitted, strict=True):
         if not 0 <= token < vocab_size:
             return f"emits token {token}, outside the vocabulary of {vocab_size},"
-        if not float(target_probs[node, token]) > 0:
+        if verifier.declares_law:
+            proposal = tree.proposals.get(node)
+            if proposal is None:  # the draft's distribution is not known there
+                continue
+            allowed = verifier.declared_law(target_probs[node], proposal.marginal(0))
+            if not float(allowed[token]) > 0:
+                return f"emits {outcome.emitted}, though its law gives token {token} 0 after node {node},"
+        elif not float(target_probs[node, token]) > 0:
             return (
                 f"emits {outcome.emitted}, though token {token} has target probability 0 after node {node},"
             )
