@@ -12,6 +12,7 @@ import attrs
 from draftwood.base.errors import InvalidInput, nearest
 from draftwood.laws.randomness import Randomness
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
+from draftwood.protocols.shape import check_shape
 from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.models.drafter_with_target import judged
 from draftwood.testing.models.oracles import LogitsAfter
@@ -73,11 +74,13 @@ def checks_for(
             backend or drafter is compared. Default: its `model`. A backend needs one of them.
 
     Raises:
-        InvalidInput: `strategy` implements none of the protocols; a backend with neither oracle nor model;
+        InvalidInput: `strategy` implements none of the protocols, or a method or attribute of its protocol is
+            missing or of another form; a backend with neither oracle nor model;
             an oracle for a policy or a verifier.
     """
     if models is None:
         models = int(os.environ.get(MODELS, "2"))
+    check_shape(judged(strategy))
     for name, check in _kind(strategy, oracle, used):
         description = inspect.getdoc(getattr(check, "func", check)) or ""
         yield name, Check(judged(strategy), name, description.partition("\n")[0], models, check)
