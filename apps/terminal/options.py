@@ -16,7 +16,7 @@ _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 def split(word: str) -> tuple[str, list[str]]:
     """`"dyspec:budget=8:law=top-k"` as the name and its options.
 
-    The colon of `package.module:Class` belongs to it, in the name and in the option `drafter`.
+    The colon of `package.module:Name` belongs to it, in the name and in the option `drafter`.
     """
     known = {name for kind in registry.KINDS for name in registry.names(kind)}
     parts: list[str] = []
@@ -80,7 +80,7 @@ def _as_part(option: str, word: str, policy: str) -> str:
         "drafter": f"{policy}:drafter={word} in bench and tune",
     }
     return (
-        f"The {option} {word!r:.80} is a strategy of its own and no option; write {in_bench[option]}, and "
+        f"The {option} {word!r:.80} is a strategy and no option; write {in_bench[option]}, and "
         f"--{option} {word} in generate."
     )
 

@@ -26,7 +26,7 @@ _REQUIRED: dict[type, tuple[str, ...]] = {
 def check_shape(strategy: object) -> None:
     """Raise `InvalidInput` where a class derived from a protocol does not have its shape.
 
-    A method that is missing or goes by another name, a method where the protocol has an attribute or the
+    A method that is missing or has another name, a method where the protocol has an attribute or the
     reverse, and a method that cannot be called with the protocol's arguments are told by name.
     """
     kind = type(strategy)
@@ -78,7 +78,7 @@ def _check_arguments(kind: str, name: str, own: FunctionType, declared: Function
 
 
 def _members(protocol: type) -> Iterator[tuple[str, Any]]:
-    """The attributes, properties and methods that a protocol declares, with those of its parts."""
+    """The attributes, properties and methods that a protocol declares, itself or by its parts."""
     for base in protocol.__mro__:
         if base.__module__.startswith("draftwood.protocols"):
             for name in inspect.get_annotations(base):

@@ -23,7 +23,7 @@ class Verifier(Protocol):
     Attributes:
         laws: the proposal laws it verifies without loss.
         lossless: whether law V holds.
-        declares_law: whether the texts have a law of their own, which `declared_law` gives, such as cascades
+        declares_law: whether the texts have their own law, which `declared_law` gives, such as cascades
             and contrastive decoding. Then `lossless` is False, and proofs compare texts with that law.
         adaptive: whether it holds on adaptive trees too (see `TreePolicy`). One that looks at several
             siblings at once takes their law to be the drawing law, which only holds where their number
