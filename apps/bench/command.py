@@ -44,7 +44,7 @@ def bench(
     strategy: Annotated[
         list[str] | None,
         typer.Option(
-            help="A recipe, POLICY or POLICY+VERIFIER (registered, or package.module:Class), "
+            help="A recipe, POLICY or POLICY+VERIFIER (registered, or package.module:Name), "
             "generate-assisted or generate-prompt-lookup; options come after colons; repeatable."
         ),
     ] = None,

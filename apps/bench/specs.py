@@ -22,7 +22,7 @@ class Spec:
 
     Attributes:
         name: a mode of `generate`, a recipe, a policy, or policy and verifier with a plus sign between them
-            (no verifier: the usual one for the temperature); each registered or `package.module:Class`.
+            (no verifier: the usual one for the temperature); each registered or `package.module:Name`.
         options: name=value, for recipe, policy, verifier or drafter; `drafter` names a drafter.
         budget: the nodes asked for, where the run sweeps budgets and the contender has one.
     """
@@ -60,7 +60,7 @@ class Spec:
         if drafter is not None and not models.is_drafter(drafter):
             raise InvalidInput(
                 f"{self.label!r} names the drafter {drafter!r}; give a head, a registered one or "
-                "package.module:Class, and models as pairs."
+                "package.module:Name, and models as pairs."
             )
         own = () if self.parts else registry.options("recipes", self.name)
         given = None if "draft_temperature" in own else words.pop("draft_temperature", None)

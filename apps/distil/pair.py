@@ -8,6 +8,7 @@ import attrs
 import torch
 
 from draftwood.apps.models import by_name as models
+from draftwood.apps.models import own_model
 from draftwood.base.errors import IncompatibleModels, InvalidInput, UnsupportedModel
 from draftwood.protocols import registry
 
@@ -47,6 +48,11 @@ def load(
         InvalidInput: as `models.load`.
         UnsupportedModel: likewise, or one that transformers' `generate` does not run.
     """
+    if own_model.is_own(draft):
+        raise InvalidInput(
+            f"The draft {draft!r} is a function; save its model to a folder and give that, since the trained "
+            "draft is written as such a folder."
+        )
     loaded = models.load(
         target, None, tokenizer=None, dtype=dtype, device=device, trust_remote_code=trust_remote_code
     )

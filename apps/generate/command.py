@@ -94,14 +94,16 @@ def generate(
     target: Annotated[
         str | None,
         typer.Option(
-            help="Model folder, GGUF file, hub name, or a model of the zoo.", show_default=models.TARGET
+            help="Model folder, GGUF file, hub name, model of the zoo, or function package.module:name that "
+            "makes one.",
+            show_default=models.TARGET,
         ),
     ] = None,
     drafter: Annotated[
         str | None,
         typer.Option(
             help="The same for the draft, a folder with a head, or a drafter: registered, or "
-            "package.module:Class. Default: a model of the zoo."
+            "package.module:Name. Default: a model of the zoo."
         ),
     ] = None,
     tokenizer: Annotated[

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import cached_property
@@ -17,6 +16,8 @@ import torch
 import typer
 
 from draftwood import Drafter, StateBackend, create, zoo
+from draftwood.apps.models import own_model
+from draftwood.apps.models.own_model import OwnModel
 from draftwood.apps.terminal.cli_errors import first_line
 from draftwood.apps.terminal.options import assign, parse, split
 from draftwood.base.devices import default_device
@@ -82,14 +83,21 @@ class Dtype(StrEnum):
 
 @attrs.frozen
 class Loader:
-    """A loader of the models of one command; every name is a folder, a model of the zoo or a hub name."""
+    """A loader of the models of one command.
+
+    Every name is a folder, a model of the zoo, a hub name or a function `package.module:function`.
+    """
 
     dtype: Dtype
     device: torch.device
     trust_remote_code: bool
     engine: EngineName = EngineName.eager
+    # Models of functions that were called for their tokenizer, by name.
+    _made: dict[str, OwnModel] = attrs.field(factory=dict, init=False, eq=False, repr=False)
 
     def backend(self, name: str, *, offload: Path | None = None) -> StateBackend:
+        if own_model.is_own(name):
+            return self.own(name, self._made.pop(name, None) or own_model.make(name), offload=offload)
         check_no_head(locate(name))
         return registry.load(
             locate(name),
@@ -102,7 +110,22 @@ class Loader:
 
     def tokenizer(self, name: str) -> Any:
         """The tokenizer of `name`, or None where there is none."""
+        if own_model.is_own(name):
+            if name not in self._made:
+                self._made[name] = own_model.make(name)
+            return self._made[name].tokenizer
         return _tokenizer(locate(name), self.trust_remote_code)
+
+    def own(self, name: str, own: OwnModel, *, offload: Path | None = None) -> StateBackend:
+        """The backend of the model that the function `name` has made; raises as `OwnModel.backend`."""
+        if offload is not None:
+            raise InvalidInput(
+                f"--offload streams the layers of a folder or hub name; leave it out for {name!r}, whose "
+                "model accelerate can offload."
+            )
+        # On a CPU, auto means float32 for checkpoints; an own model is taken as it was made.
+        dtype = None if self.dtype is Dtype.auto else _dtype(self.dtype, self.device)
+        return own.backend(name, dtype=dtype, device=self.device, engine=self.engine.value)
 
 
 @attrs.frozen(eq=False)
@@ -191,7 +214,8 @@ def load(
 
 def load_tokenizer(name: str, *, trust_remote_code: bool) -> Any:
     """The tokenizer of a folder, a model of the zoo or a hub name; raises as `load`."""
-    tokenizer = _tokenizer(locate(name), trust_remote_code)
+    own = own_model.is_own(name)
+    tokenizer = own_model.make(name).tokenizer if own else _tokenizer(locate(name), trust_remote_code)
     if tokenizer is None:
         raise _no_tokenizer(name)
     return tokenizer
@@ -259,22 +283,23 @@ def is_drafter(name: str) -> bool:
 
 def names_head(name: str) -> bool:
     """Returns whether `name` leads to the files of a head, in a folder, in the zoo or on the hub."""
-    return named_head(locate(name)) is not None
+    return not own_model.is_own(name) and named_head(locate(name)) is not None
 
 
 def drafter_of(name: str) -> tuple[str, dict[str, Any]] | None:
     """The drafter that `name` stands for, and the options that it brings; None where it is a model.
 
-    A registered drafter and `package.module:Class` bring none. A folder or hub name goes before both: one
-    that holds a head, like the zoo's heads, is for the drafter whose `reads` says so.
+    A registered drafter and a class or function `package.module:Name` bring none. A folder or hub name goes
+    before both: one that holds a head, like the zoo's heads, is for the drafter whose `reads` says so.
     """
+    if own_model.is_own(name):
+        return name, {}
     if (found := named_head(locate(name))) is not None:
         return found.drafter, {found.option: str(found.head)}
     if Path(locate(name)).is_dir():
         return None
     known = name != "model" and name in registry.names("drafters")
-    is_class = re.fullmatch(r"[\w.]+:\w+", name) is not None
-    return (name, {}) if (known or is_class) and not Path(name).exists() else None
+    return (name, {}) if known and not Path(name).exists() else None
 
 
 def create_drafter(name: str, options: dict[str, Any], loaded: Loaded) -> Drafter:
@@ -292,13 +317,28 @@ def create_drafter(name: str, options: dict[str, Any], loaded: Loaded) -> Drafte
         options = options | {"head": locate(options["head"])}
     known = {"vocab_size": loaded.target.vocab_size, "target": loaded.target}
     needed = known.keys() & registry.options("drafters", name).keys()
-    drafter: Drafter = create("drafters", name, {option: known[option] for option in needed} | options)
+    chosen = {option: known[option] for option in needed} | options
+    if own_model.is_own(name):
+        return _own_drafter(name, chosen, loaded)
+    drafter: Drafter = create("drafters", name, chosen)
     made_for = getattr(drafter, "vocabulary", None)
     if made_for is not None and made_for != vocabulary_digest(loaded.tokenizer):
         raise IncompatibleModels(
             f"The index of the drafter {name!r} was built with another tokenizer than the target's; build it "
             "again with `draftwood index --tokenizer` and the target's name."
         )
+    return drafter
+
+
+def _own_drafter(name: str, options: dict[str, Any], loaded: Loaded) -> Drafter:
+    """The drafter that the class or function `name` builds, or that of the draft model that it makes."""
+    built = registry.build(registry.get("drafters", name), name, options)
+    if Drafter in type(built).__mro__:
+        return built  # type: ignore[no-any-return]
+    own = own_model.of_result(name, built)
+    if own.tokenizer is not None:
+        check_same_tokens(loaded.tokenizer, own.tokenizer)
+    drafter: Drafter = create("drafters", "model", {"backend": loaded.loader.own(name, own)})
     return drafter
 
 
@@ -323,6 +363,11 @@ def _check_draft(name: str, target: Any, loader: Loader) -> None:
 
 
 def _no_tokenizer(name: str) -> InvalidInput:
+    if own_model.is_own(name):
+        return InvalidInput(
+            f"{name!r} returns no tokenizer; let it return the model and its tokenizer (draftwood generate "
+            "also takes one by --tokenizer)."
+        )
     return InvalidInput(
         f"There is no tokenizer in {name!r}; save the model's there (draftwood generate also takes one by "
         "--tokenizer)."

@@ -17,6 +17,7 @@ from typing import Any
 
 from draftwood import zoo
 from draftwood.apps.models import by_name as models
+from draftwood.apps.models import own_model
 from draftwood.apps.models.method import Method, Strategy
 from draftwood.base.errors import InvalidInput
 from draftwood.base.gguf_name import names_gguf
@@ -83,8 +84,12 @@ def _counts(file: Path) -> bool:
 def of_model(name: str) -> str | None:
     """The digest of a model, head or tokenizer; of a hub name the commit that loading it now gives.
 
+    Of a function `package.module:function` it is the digest of its module.
     None where there is no such thing; loading it says why.
     """
+    if own_model.is_own(name):
+        file = own_model.file_of(name)
+        return None if file is None else of_file(file)
     folder = Path(models.locate(name))
     if names_gguf(name):
         return of_gguf(folder) if folder.is_file() else None

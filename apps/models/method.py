@@ -23,7 +23,7 @@ from draftwood import (
     read_tuned,
 )
 from draftwood.apps.models import by_name as models
-from draftwood.apps.models import structured
+from draftwood.apps.models import own_model, structured
 from draftwood.apps.models.costs import costs_for
 from draftwood.apps.terminal import options
 from draftwood.apps.terminal.shown import to_stderr
@@ -106,9 +106,14 @@ def strategy_of_tuned(
     if other := next((name for name, value in flags.items() if value), None):
         raise InvalidInput(f"--tuned {tuned.file} brings its own strategy, so --{other} does not go with it.")
     drafter_name = tuned.draft.name if tuned.draft else tuned.drafter
-    if ":" in drafter_name and drafter is None and not (tuned.draft or tuned.ordinary):
+    if target is None and own_model.is_own(tuned.target.name):
         raise InvalidInput(
-            f"{tuned.file!r} drafts with the class {drafter_name!r}, and a file may run no code; give "
+            f"{tuned.file!r} names the target {tuned.target.name!r}, and a file may run no code; give "
+            f"--target {tuned.target.name} to run it."
+        )
+    if own_model.is_own(drafter_name) and drafter is None and not tuned.ordinary:
+        raise InvalidInput(
+            f"{tuned.file!r} drafts with {drafter_name!r}, and a file may run no code; give "
             f"--drafter {drafter_name} to run it."
         )
     for role, expected, name in (("target", tuned.target.name, target), ("drafter", drafter_name, drafter)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import sys
 import traceback
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -14,28 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
-from draftwood import Drafter, Randomness, StateBackend, TreePolicy, Verifier
+from draftwood import StateBackend
+from draftwood.apps.proof.built_strategy import as_used, build, is_proved, protocol_of
 from draftwood.apps.terminal import options
 from draftwood.apps.terminal.cli_errors import FAILED
 from draftwood.apps.terminal.interrupts import never_dropped
 from draftwood.base.errors import InvalidInput, nearest
 from draftwood.base.import_object import import_object
-from draftwood.protocols import registry
 
 if TYPE_CHECKING:
     from draftwood.testing.checks.strategy_checks import Check
     from draftwood.testing.models.oracles import LogitsAfter
-
-PROTOCOLS: dict[type, str] = {
-    TreePolicy: "tree policy",
-    Verifier: "verifier",
-    Drafter: "drafter",
-    StateBackend: "state backend",
-    Randomness: "source of chance",
-}
-
-# Every random outcome of a tree is visited, so a policy's own sizes are cut down to these.
-SMALL: Mapping[str, int] = {"length": 2, "depth": 2, "branching": 2, "budget": 3, "paths": 2, "width": 2}
 
 REMEDIES: Mapping[str, str] = {
     "declaration": "Set these attributes on the class; the protocol's docstring lists them.",
@@ -45,6 +33,9 @@ REMEDIES: Mapping[str, str] = {
     "lossless": "Usual causes for a policy: see the check proposal-law. For a verifier: after a "
     "rejection it draws from the target instead of the residual max(target - draft, 0), or it tests a later "
     "sibling against the first one's distribution instead of conditional(k, earlier).",
+    "declared": "Usual causes: after a rejection it draws from the target instead of the residual "
+    "max(declared - draft, 0), or it emits a bonus token at a leaf, where the draft's distribution is not "
+    "known.",
     "adaptive": "How many siblings there are tells something of their tokens. A verifier that looks at "
     "several siblings at once declares adaptive = False.",
     "corners": "Residuals vanish or divide by zero here. Where nothing is left, draw from the target; accept "
@@ -92,6 +83,7 @@ FOLLOWS: Mapping[str, str] = {
     "proposal-law": "repeatable",
     "learnt": "proposal-law",
     "lossless": "proposal-law",
+    "declared": "proposal-law",
     "corners": "lossless",
     "rounds": "lossless",
     "adaptive": "lossless",
@@ -151,6 +143,7 @@ def check(
       draftwood check my_policy:Comb
       draftwood check my_policy:Comb -o length=3 --models 50
       draftwood check my_package.drafters:build
+      draftwood check my_heads:Mine -o target=llama-7m
       draftwood check my_backend:make --oracle my_backend:logits_after
       draftwood check my_verifier:Mine --expect "rounds=a known mistake"
     """
@@ -162,21 +155,23 @@ def check(
         )
     from draftwood.testing.checks.strategy_checks import checks_for
     from draftwood.testing.diagnosis.unrun_lines import LineWatch, as_ranges
+    from draftwood.testing.models.drafter_with_target import judged
 
     words = options.parse(option or [])
     strategy = build(target, words)
-    used, smaller = as_used(target, words)
+    kind = type(judged(strategy))
+    used, smaller = as_used(target, words) if is_proved(kind) else (None, "")
     checks = dict(checks_for(strategy, models=models, oracle=_oracle(oracle), used=used))
     expected = _expected(expect or [], checks)
     console = PlainConsole(lines=True)
-    said = repr(strategy) if attrs.has(type(strategy)) else type(strategy).__name__
-    console.print(f"{said}, a {_protocol(type(strategy))}: {len(checks)} checks.")
+    said = repr(judged(strategy)) if attrs.has(kind) else kind.__name__
+    console.print(f"{said}, a {protocol_of(kind)}: {len(checks)} checks.")
     if smaller:
         console.print(
             f"Proofs enumerate a smaller one: {smaller}; as-used samples the one that will be used.",
             soft_wrap=True,
         )
-    lines = LineWatch(type(strategy))
+    lines = LineWatch(kind)
     with _hypothesis_silent(), never_dropped(), lines:
         failed = [
             failure
@@ -193,7 +188,7 @@ def check(
             console.print(f"Most likely for the same cause: {names}.", soft_wrap=True)
     if lines.unrun:
         console.print(
-            f"\nNo verdict on line(s) {as_ranges(lines.unrun)} of {type(strategy).__name__}, which never "
+            f"\nNo verdict on line(s) {as_ranges(lines.unrun)} of {kind.__name__}, which never "
             "ran; give options with which they do.",
             soft_wrap=True,
         )
@@ -215,102 +210,6 @@ def _oracle(named: str | None) -> LogitsAfter | None:
         )
     oracle: LogitsAfter = function
     return oracle
-
-
-def build(target: str, words: Mapping[str, str]) -> Any:
-    """The strategy that `module:name` stands for: an instance, or what a class or function makes of `words`.
-
-    Raises:
-        InvalidInput: no such module or name, options that do not fit, or something else than a strategy.
-    """
-    named = import_object(target, list(PROTOCOLS))
-    name = target.partition(":")[2]
-    if isinstance(named, type):
-        _must_be_strategy(named, name)
-    elif _protocol(type(named)):
-        if words:
-            raise InvalidInput(
-                f"{name!r} is built already and takes no option {next(iter(words))!r}; name its class."
-            )
-        return named
-    elif not callable(named):
-        raise InvalidInput(
-            f"{name!r} is a {type(named).__name__}; name a class, or a function that builds one."
-        )
-    parameters = registry.options_of(named)
-    chosen = {**_small(named, parameters)}
-    chosen |= {
-        o: options.convert(o, word, parameters[o]) if o in parameters else word for o, word in words.items()
-    }
-    missing = [o for o, p in parameters.items() if p.default is p.empty and o not in chosen]
-    if missing:
-        raise InvalidInput(
-            f"{name!r} needs the option {missing[0]!r}; give -o {missing[0]}=VALUE, or name a function that "
-            "builds the strategy."
-        )
-    built = registry.build(named, name, chosen)
-    if not isinstance(named, type):
-        _must_be_strategy(type(built), f"{name}()")
-    return built
-
-
-def as_used(target: str, words: Mapping[str, str]) -> tuple[Any, str]:
-    """The policy or verifier with the settings that it would have, and which of them `build` makes smaller.
-
-    None where it has no settings, or is neither.
-    """
-    named = import_object(target, list(PROTOCOLS))
-    if not isinstance(named, type):
-        built = build(target, words)
-        return (built, "") if _is_proved(type(built)) else (None, "")
-    if not _is_proved(named):
-        return None, ""
-    parameters = registry.options_of(named)
-    chosen = {
-        o: options.convert(o, word, parameters[o]) if o in parameters else word for o, word in words.items()
-    }
-    small = {o: size for o, size in _small(named, parameters).items() if o not in chosen}
-    needed = {o: size for o, size in small.items() if parameters[o].default is inspect.Parameter.empty}
-    smaller = ", ".join(
-        f"{o} {size} for {parameters[o].default}" for o, size in small.items() if o not in needed
-    )
-    return registry.build(named, target.partition(":")[2], {**needed, **chosen}), smaller
-
-
-def _is_proved(kind: type) -> bool:
-    return TreePolicy in kind.__mro__ or Verifier in kind.__mro__
-
-
-def _protocol(kind: type) -> str:
-    """Returns the kind of a class, in words; empty if it is derived from none of the protocols."""
-    return next((words for protocol, words in PROTOCOLS.items() if protocol in kind.__mro__), "")
-
-
-def _must_be_strategy(kind: type, name: str) -> None:
-    protocols = ", ".join(protocol.__name__ for protocol in PROTOCOLS)
-    if kind in PROTOCOLS:
-        raise InvalidInput(f"{name!r} is a protocol itself; name a class that is derived from it.")
-    if not _protocol(kind):
-        what = "is" if name == kind.__name__ else f"is a {kind.__name__},"
-        raise InvalidInput(f"{name!r} {what} derived from none of {protocols}; derive it from one of them.")
-
-
-def _small(strategy: Any, parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-    """Small sizes for the options of a policy that ask for a size or have a larger one."""
-    if not isinstance(strategy, type) or TreePolicy not in strategy.__mro__:
-        return {}
-    return {
-        option: small
-        for option, small in SMALL.items()
-        if option in parameters
-        and (
-            parameters[option].default is inspect.Parameter.empty or _above(parameters[option].default, small)
-        )
-    }
-
-
-def _above(default: Any, small: int) -> bool:
-    return isinstance(default, int) and default > small
 
 
 def _expected(words: Sequence[str], checks: Mapping[str, Check]) -> dict[str, str]:

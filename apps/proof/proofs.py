@@ -254,7 +254,8 @@ def _switches(verifier: str, option_words: Mapping[str, str]) -> Iterator[dict[s
 
 def _may_be_lossless(verifier: str, options: Mapping[str, Any]) -> bool:
     try:
-        return bool(create("verifiers", verifier, options).lossless)
+        made = create("verifiers", verifier, options)
+        return bool(made.lossless or made.declares_law)
     except Exception:  # a third party's strategy may fail in any way
         return True
 
@@ -320,7 +321,7 @@ def _error_on(
     toys: Toys, policy: TreePolicy, verifier: Verifier, grown: Hashable, drawn: _Drawn
 ) -> tuple[float, str]:
     """The largest error, and what is wrong; empty if nothing is."""
-    from draftwood.testing import assert_lossless, drawn_trees, joint_law, target_law
+    from draftwood.testing import assert_lossless, drawn_trees, joint_law, kept_law
     from draftwood.testing.diagnosis.tolerances import rounding
 
     target, drafter = toys.target(), toys.drafter(needs_several_drafters(policy))
@@ -341,7 +342,8 @@ def _error_on(
             trees = drawn_trees(policy, drafter, temperature=temperature, budget=BUDGET)
             drawn[grown, temperature] = trees
     law = joint_law(policy, verifier, **case, trees=trees)
-    error = law.error(target_law(target, tokens=TOKENS, temperature=temperature))
+    expected = kept_law(verifier, target=target, drafter=drafter, tokens=TOKENS, temperature=temperature)
+    error = law.error(expected)
     if error <= rounding(toys.dtype) and not law.fault:
         return error, ""
     try:

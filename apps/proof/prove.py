@@ -84,8 +84,8 @@ def _say_lossy(asked: Sequence[str], proved: Collection[str]) -> None:
     left = [name for name in asked if name not in proved]
     if left == list(asked):
         raise InvalidInput(
-            f"{', '.join(map(repr, left))} declares that it is lossy, so there is nothing to prove; name a "
-            "lossless verifier."
+            f"{', '.join(map(repr, left))} declares that it is lossy, so there is nothing to prove; "
+            "draftwood check says how lossy it is."
         )
     for name in left:
         to_stderr(f"{name!r} declares that it is lossy, so it is left out.")

@@ -16,7 +16,7 @@ _WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "o
 def split(word: str) -> tuple[str, list[str]]:
     """`"dyspec:budget=8:law=top-k"` as the name and its options.
 
-    The colon of `package.module:Class` belongs to it, in the name and in the option `drafter`.
+    The colon of `package.module:Name` belongs to it, in the name and in the option `drafter`.
     """
     known = {name for kind in registry.KINDS for name in registry.names(kind)}
     parts: list[str] = []
@@ -63,11 +63,26 @@ def assign(words: Mapping[str, str], strategies: Sequence[tuple[str, str]]) -> l
                 registry.check_not_gone(name, option)
             everything = sorted({name for parameters in known for name in parameters})
             names = ", ".join(name for _, name in strategies)
+            if option in ("policy", "verifier", "drafter"):
+                raise UnknownStrategy(_as_part(option, word, strategies[0][1]))
             raise UnknownStrategy(
                 f"There is no option {option!r:.80} of {names}{nearest(option, everything)}"
             )
         assigned[index][option] = convert(option, word, known[index][option])
     return assigned
+
+
+def _as_part(option: str, word: str, policy: str) -> str:
+    """The sentence for a strategy that is given as an option of another one."""
+    in_bench = {
+        "policy": f"{word}+VERIFIER in bench",
+        "verifier": f"{policy}+{word} in bench",
+        "drafter": f"{policy}:drafter={word} in bench and tune",
+    }
+    return (
+        f"The {option} {word!r:.80} is a strategy and no option; write {in_bench[option]}, and "
+        f"--{option} {word} in generate."
+    )
 
 
 def convert(option: str, word: str, parameter: inspect.Parameter) -> Any:

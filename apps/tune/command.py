@@ -41,7 +41,7 @@ def tune(
     drafter: Annotated[
         str,
         typer.Option(
-            help="The same for the draft, or a drafter (registered or package.module:Class); its options "
+            help="The same for the draft, or a drafter (registered or package.module:Name); its options "
             "come after colons."
         ),
     ] = models.DRAFT,

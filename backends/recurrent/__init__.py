@@ -6,6 +6,7 @@ For your own layer: a `Mixer` over one of the states here or your `Recurrence`, 
 
 from draftwood.backends.recurrent.conv import ConvState
 from draftwood.backends.recurrent.gated_delta import GatedDeltaState
+from draftwood.backends.recurrent.key_decay import KeyDecayDeltaState, KeyDecayState
 from draftwood.backends.recurrent.lru import LRUState
 from draftwood.backends.recurrent.mamba1 import Mamba1State
 from draftwood.backends.recurrent.mamba2 import Mamba2State
@@ -17,6 +18,8 @@ from draftwood.backends.recurrent.states import LayerState, States, Vectors, gro
 __all__ = [
     "ConvState",
     "GatedDeltaState",
+    "KeyDecayDeltaState",
+    "KeyDecayState",
     "LRUState",
     "LayerState",
     "Mamba1State",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from draftwood.backends.recurrent.passes import Pass
 from draftwood.backends.recurrent.states import LayerState, Vectors
+from draftwood.base.errors import InvalidInput
 
 
 class Recurrence(LayerState):
@@ -19,12 +20,20 @@ class Recurrence(LayerState):
     A pass goes down the new nodes level by level, all rows and nodes of a level in one step, and every node
     keeps the state after it; a commit takes the one after the accepted path. So any recurrence is supported,
     at a step a token and a state a node. Where a closed form is known, a `LayerState` saves both.
+
+    A state is a tensor, or a tuple of tensors of one dtype. `blank` returns it, each `[rows, ...]`, and
+    `step` takes and returns it.
     """
 
     traceable = False
 
+    def __init__(self) -> None:
+        super().__init__()
+        # Of the tensors of a state, without rows; None where it is a tensor.
+        self._shapes: list[torch.Size] | None = None
+
     @abstractmethod
-    def step(self, state: Tensor, *new: Tensor) -> tuple[Tensor, Tensor]:
+    def step(self, state: Any, *new: Tensor) -> tuple[Any, Tensor]:
         """The next states and the outputs of n tokens that know nothing of each other.
 
         Args:
@@ -32,9 +41,39 @@ class Recurrence(LayerState):
             new: what the mixer hands to `run`, without rows and nodes: each `[n, ...]`.
         """
 
+    def begin_state(self, new: Vectors) -> Tensor:
+        """Returns `blank` as one tensor.
+
+        Raises:
+            InvalidInput: its tensors have several dtypes.
+        """
+        parts: Any = self.blank(new)
+        state = parts if isinstance(parts, Tensor) else self._packed(parts)
+        self._shapes = None if parts is state else [part.shape[1:] for part in parts]
+        self._start = state[:1]
+        return state
+
+    def _packed(self, parts: Sequence[Tensor]) -> Tensor:
+        """The tensors of a state as one `[n, numbers]`."""
+        dtypes = [str(part.dtype) for part in parts]
+        if len(set(dtypes)) > 1:
+            raise InvalidInput(
+                f"The state of {type(self).__name__} has tensors in {', '.join(dtypes)}; give them one dtype."
+            )
+        return torch.cat([part.reshape(len(part), -1) for part in parts], 1)
+
+    def _one_step(self, state: Tensor, *new: Tensor) -> tuple[Tensor, Tensor]:
+        """Runs `step` on a state that is one tensor."""
+        if self._shapes is None:
+            return self.step(state, *new)
+        parts = state.split([shape.numel() for shape in self._shapes], 1)
+        shaped = [part.reshape(len(part), *shape) for part, shape in zip(parts, self._shapes, strict=True)]
+        after, out = self.step(tuple(shaped), *new)
+        return self._packed(after), out
+
     def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:
         """Returns the outputs, and the states after the new nodes."""
-        out, behind = run_levels(self.step, state, old[0] if old else None, new, now)
+        out, behind = run_levels(self._one_step, state, old[0] if old else None, new, now)
         return out, (behind,)
 
     @classmethod

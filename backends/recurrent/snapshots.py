@@ -27,7 +27,7 @@ class Snapshots(LayerState):
 
     def blank(self, new: Vectors) -> Tensor:
         """The layer's own."""
-        return self._layer.blank(new)
+        return self._layer.begin_state(new)
 
     def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:
         """The layer's own outputs; what nodes keep ends with their states, made level by level."""

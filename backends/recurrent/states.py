@@ -50,10 +50,18 @@ class LayerState(ABC):
         self.arena: Arena | None = None
         self._staged: Vectors = ()
         self._joining: Tensor | None = None
+        # The state before any token, `[1, ...]`, once a pass has shown its shape.
+        self._start: Tensor | None = None
 
     @abstractmethod
     def blank(self, new: Vectors) -> Tensor:
         """The state before any token, for the rows, dtype and device of `new`."""
+
+    def begin_state(self, new: Vectors) -> Tensor:
+        """Returns `blank` as one tensor `[rows, ...]`, whose first row rows without text start from."""
+        state = self.blank(new)
+        self._start = state[:1]
+        return state
 
     @abstractmethod
     def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:
@@ -80,7 +88,7 @@ class LayerState(ABC):
     def run(self, new: Vectors, now: Pass) -> Tensor:
         """Append nodes and return their outputs."""
         if self.committed is None:
-            self.committed = self.blank(new)
+            self.committed = self.begin_state(new)
         out, self._staged = self.attend(self.committed, self.nodes, new, now)
         return out
 
@@ -99,7 +107,7 @@ class LayerState(ABC):
         """An arena without rows for what nodes like `new` keep."""
         one = tuple(vector[:1, :1] for vector in new)
         visible = torch.ones(1, 1, 1, dtype=torch.bool, device=new[0].device)
-        state = self.blank(one)
+        state = self.begin_state(one)
         _, kept = self.attend(state, (), one, Pass(visible))
         return Arena(state, kept)
 
@@ -117,7 +125,7 @@ class LayerState(ABC):
     def run_text(self, new: Vectors, text: Text) -> Tensor:
         """Outputs of rows that are about to join."""
         new = tuple([text.begins(values) for values in new])
-        state = self.blank(new) if self._joining is None else self._joining
+        state = self.begin_state(new) if self._joining is None else self._joining
         out, self._joining = self.read(state, new, text)
         return text.in_pass(out)
 
@@ -168,7 +176,8 @@ class LayerState(ABC):
             like = self.arena.state
         if like is None:
             return None
-        blank = [like.new_zeros(rows, *like.shape[1:]) for rows in (have, more)]
+        start = like.new_zeros(1, *like.shape[1:]) if self._start is None else self._start
+        blank = [start.to(like).expand(rows, *like.shape[1:]) for rows in (have, more)]
         return torch.cat([blank[0] if old is None else old, blank[1] if new is None else new])
 
     def keep(self, rows: Sequence[int]) -> None:

@@ -33,6 +33,7 @@ from draftwood.protocols.compatibility import check_drafters_fit, check_sampling
 from draftwood.protocols.model_prompt import ModelPrompt, PromptRow
 from draftwood.protocols.named_heads import NamedHead, check_no_head, named_head
 from draftwood.protocols.pass_costs import PassCosts
+from draftwood.protocols.shape import check_shape
 from draftwood.protocols.vocabulary import fit_vocabulary
 
 Seeds = TypeVar("Seeds", int, list[int])
@@ -98,6 +99,8 @@ class SpeculativeDecoder:
     def __attrs_post_init__(self) -> None:
         if isinstance(self.drafter, NamedHead):
             self.drafter = self.drafter.drafter_for(self.target)
+        for part in (self.target, self.drafter, self.policy, self.verifier):
+            check_shape(part)
         check_strategy_fits(self.policy, self.verifier)
         check_drafters_fit(self.policy, self.drafter)
         policy_states.first_state(self.policy)

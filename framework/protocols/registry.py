@@ -4,7 +4,8 @@ The groups are `draftwood.drafters`, `draftwood.policies`, `draftwood.verifiers`
 `draftwood.laws`; `draftwood.loaders` holds functions that turn a model into a backend, `draftwood.mixers`
 classes that replace a model's recurrent layers, and `draftwood.processors` functions that give the
 constraints that a logits processor holds. This is how the framework reaches the layers above it without
-importing them. A policy, verifier, drafter or law that is not registered goes by `package.module:Class`.
+importing them. A policy, verifier or drafter that is not registered is named `package.module:Name`, a class
+or a function that builds one; a law is named by its class.
 """
 
 from __future__ import annotations
@@ -80,11 +81,12 @@ def registered_only(*, but: Collection[str] = ()) -> Iterator[None]:
 
 
 def get(kind: str, name: str) -> Any:
-    """Returns what is registered as `name`, or the policy, verifier, drafter or law `package.module:Class`.
+    """Returns what is registered as `name`, or the class or function `package.module:Name`.
 
     Raises:
         UnknownStrategy: nothing is registered under that name; the message names the nearest.
-        InvalidInput: there is no such module or class, or it is derived from another protocol.
+        InvalidInput: there is no such module or name, or it is neither a class derived from the protocol nor
+            a function.
     """
     singular = {"laws": "proposal law", "policies": "policy"}.get(kind, kind.removesuffix("s"))
     if ":" in name and kind in _PROTOCOLS:
@@ -94,9 +96,11 @@ def get(kind: str, name: str) -> Any:
                 f"The class {name!r} is named by a file, which may run no code; name it yourself."
             )
         strategy = import_object(name, [_PROTOCOLS[kind]])
-        if not is_strategy_class(strategy, [_PROTOCOLS[kind]]):
+        is_builder = kind != "laws" and inspect.isfunction(strategy)
+        if not is_builder and not is_strategy_class(strategy, [_PROTOCOLS[kind]]):
+            either = "" if kind == "laws" else ", or a function that builds one"
             raise InvalidInput(
-                f"{name!r} is no {singular}; name a class derived from {_PROTOCOLS[kind].__name__}."
+                f"{name!r} is no {singular}; name a class derived from {_PROTOCOLS[kind].__name__}{either}."
             )
         return strategy
     try:
@@ -129,7 +133,13 @@ def create(kind: str, name: str, options: Mapping[str, Any] | None = None) -> An
         UnknownStrategy: an unknown name or option; the message names the nearest.
         InvalidInput: an option is missing or cannot be used.
     """
-    return build(get(kind, name), name, options)
+    made = build(get(kind, name), name, options)
+    if ":" in name and _PROTOCOLS[kind] not in type(made).__mro__:
+        raise InvalidInput(
+            f"{name!r} builds a {type(made).__name__}; let it build an instance of a class derived from "
+            f"{_PROTOCOLS[kind].__name__}."
+        )
+    return made
 
 
 def build(make: Callable[..., Any], name: str, options: Mapping[str, Any] | None = None) -> Any:

@@ -23,6 +23,8 @@ class Verifier(Protocol):
     Attributes:
         laws: the proposal laws it verifies without loss.
         lossless: whether law V holds.
+        declares_law: whether the texts have their own law, which `declared_law` gives, such as cascades
+            and contrastive decoding. Then `lossless` is False, and proofs compare texts with that law.
         adaptive: whether it holds on adaptive trees too (see `TreePolicy`). One that looks at several
             siblings at once takes their law to be the drawing law, which only holds where their number
             tells nothing of them, and says no.
@@ -33,6 +35,7 @@ class Verifier(Protocol):
 
     laws: frozenset[type[Proposal]]
     lossless: bool = True
+    declares_law: bool = False
     adaptive: bool = True
     branches: bool = True
     greedy: bool = False
@@ -41,6 +44,20 @@ class Verifier(Protocol):
     def verify(self, tree: TokenTree, target_probs: Float[Tensor, "nodes vocab"], rng: Randomness) -> Outcome:
         """Judge `tree` against `target_probs` `[nodes, vocab]`, the target's distribution after each node."""
         ...
+
+    def declared_law(
+        self, target_probs: Float[Tensor, " vocab"], draft_probs: Float[Tensor, "*drafters vocab"]
+    ) -> Float[Tensor, " vocab"]:
+        """Returns the distribution `[vocab]` that the next token has in the texts of this verifier.
+
+        Only asked where `declares_law` is true, by proofs. Default: the target's.
+
+        Args:
+            target_probs: `[vocab]`, the target's distribution after a text.
+            draft_probs: `[vocab]`, the draft's after the same text, both after their sampling transforms;
+                `[drafters, vocab]` where several drafters draw the children of a node.
+        """
+        return target_probs
 
     def verify_rows(
         self,

@@ -4,6 +4,8 @@ from draftwood.testing.checks.decoding_checks import decoding_checks
 from draftwood.testing.checks.strategy_checks import check_strategy, checks_for, parametrize_with_checks
 from draftwood.testing.diagnosis.intervals import CannotEnumerate, split_uniforms
 from draftwood.testing.diagnosis.law_broken import LawBroken
+from draftwood.testing.models.drafter_with_target import DrafterWithTarget
+from draftwood.testing.models.feature_toy import FeatureToyBackend
 from draftwood.testing.models.toy import NextTokenModel, ToyBackend, ToyModel
 from draftwood.testing.proofs.block_efficiency import (
     WeightedTree,
@@ -13,7 +15,14 @@ from draftwood.testing.proofs.block_efficiency import (
     optimal_tokens,
 )
 from draftwood.testing.proofs.enumerator import BudgetExceeded, EndlessRun, Enumerator, enumerate_outcomes
-from draftwood.testing.proofs.lossless import JointLaw, assert_lossless, joint_law, largest_error, target_law
+from draftwood.testing.proofs.lossless import (
+    JointLaw,
+    assert_lossless,
+    joint_law,
+    kept_law,
+    largest_error,
+    target_law,
+)
 from draftwood.testing.proofs.proposal_law import assert_proposal_law
 from draftwood.testing.samplers.engine_samplers import sglang_sampler, transformers_sampler
 from draftwood.testing.samplers.sampler_cases import SamplerCase, sampler_models
@@ -24,8 +33,10 @@ from draftwood.testing.samplers.vllm_samplers import vllm_runner_sampler, vllm_s
 __all__ = [
     "BudgetExceeded",
     "CannotEnumerate",
+    "DrafterWithTarget",
     "EndlessRun",
     "Enumerator",
+    "FeatureToyBackend",
     "JointLaw",
     "LawBroken",
     "NextTokenModel",
@@ -43,6 +54,7 @@ __all__ = [
     "enumerate_outcomes",
     "expected_tokens",
     "joint_law",
+    "kept_law",
     "largest_error",
     "measure_sampler",
     "one_round_law",

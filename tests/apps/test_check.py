@@ -10,7 +10,8 @@ from typing import Any
 import attrs
 import pytest
 
-from draftwood.apps.proof.check import REMEDIES, SMALL, build
+from draftwood.apps.proof.built_strategy import SMALL, build
+from draftwood.apps.proof.check import REMEDIES
 from draftwood.apps.terminal.interrupts import never_dropped
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.policies.dyspec import DySpec

@@ -93,6 +93,29 @@ def granite() -> Any:
     )
 
 
+LATENT: dict[str, Any] = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": None,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "linear_head_dim": 8,
+    "linear_num_heads": 4,
+    "linear_conv_kernel_dim": 4,
+    "layer_types": BOTH,
+    "mlp_layer_types": ["dense", "sparse"],
+    "moe_intermediate_size": 16,
+    "num_experts": 4,
+    "num_experts_per_token": 2,
+    "num_expert_group": 1,
+    "topk_group": 1,
+    "num_shared_experts": 1,
+}
+LATENT_SMALL = {name: value for name, value in SMALL.items() if name != "max_position_embeddings"} | {
+    "num_key_value_heads": 4
+}
+
+
 def recurrent_gemma() -> Any:
     own = {name: value for name, value in SMALL.items() if name != "max_position_embeddings"}
     return hf.RecurrentGemmaConfig(
@@ -157,13 +180,24 @@ HYBRIDS: dict[str, Callable[[], Any]] = {
         **SMALL, **EXPERTS, attn_layer_period=2, attn_layer_offset=1, mamba_d_state=8, mamba_dt_rank=4
     ),
     "recurrent_gemma": recurrent_gemma,
+    "kimi_linear": lambda: hf.KimiLinearConfig(**LATENT_SMALL, **LATENT),
+    "bailing_hybrid": lambda: hf.BailingHybridConfig(**LATENT_SMALL, **LATENT),
+    "lara_mini": lambda: hf.LaraMiniConfig(
+        **{name: value for name, value in SMALL.items() if name != "intermediate_size"},
+        **DELTA,
+        **EXPERTS,
+        head_dim=8,
+        layer_types=BOTH,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+    ),
 }
 """Recurrent layers beside attention."""
 
 RECURRENT = PURES | HYBRIDS
 
-KINDS = ("mamba2", "qwen3_next", "lfm2", "jamba", "recurrent_gemma")
-"""A family of every kind of recurrent layer: Mamba-2, gated delta rule, convolution, Mamba-1, RG-LRU."""
+KINDS = ("mamba2", "qwen3_next", "lfm2", "jamba", "recurrent_gemma", "kimi_linear")
+"""A family of every kind of recurrent layer: Mamba-2, gated delta rule, convolution, Mamba-1, RG-LRU, KDA."""
 
 MIXED = (*KINDS, "falcon_h1", "zamba2")
 """And of every way to go with attention: in turn, both in one layer, one attention for several layers."""

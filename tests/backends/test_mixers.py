@@ -67,6 +67,34 @@ class OfTwo(Louder):
     'Nothing of its own, but of Louder.'
 
 
+class Mean(MovingAverage):
+    'The mean of all inputs and of one zero.'
+
+    def forward(self, hidden_states, **_):
+        counts = torch.arange(2, hidden_states.shape[1] + 2).unsqueeze(1)
+        return self.outputs(self.inputs(hidden_states).cumsum(1) / counts), None
+
+
+class SumAndCount(Recurrence):
+    def blank(self, new):
+        return torch.zeros_like(new[0][:, 0]), torch.ones_like(new[0][:, 0, 0])
+
+    def step(self, state, inputs):
+        total, count = state
+        total, count = total + inputs, count + 1
+        return (total, count), total / count.unsqueeze(1)
+
+
+class MeanMixer(Mixer):
+    def __init__(self, original, states):
+        super().__init__(original, states)
+        self.mean = self.keeps(SumAndCount())
+
+    def forward(self, hidden_states, **_):
+        out = self.run(self.mean, precise(self.original.inputs(hidden_states)))
+        return self.original.outputs(out.to(hidden_states.dtype)), None
+
+
 class NoMixer(torch.nn.Module):
     'Registered with something that is none.'
 
@@ -123,6 +151,7 @@ def model(kind, layers=2):
 ENTRIES = """[draftwood.mixers]
 MovingAverage = elsewhere:AverageMixer
 elsewhere.Closed = elsewhere:ClosedMixer
+elsewhere.Mean = elsewhere:MeanMixer
 NoMixer = elsewhere:model
 """
 
@@ -148,6 +177,24 @@ def test_a_layer_of_another_package_keeps_law_s(elsewhere: Any) -> None:
     states: Any = backend._states
     assert [type(layer) for layer in states.layers] == [elsewhere.Average] * 2
     check_strategy(backend)
+
+
+def test_a_state_may_be_several_tensors_and_begin_with_other_numbers_than_zero(elsewhere: Any) -> None:
+    """Also for rows without text that join others."""
+    backend: Any = load(elsewhere.model(elsewhere.Mean, layers=3))
+    assert type(backend) is HybridBackend
+    check_strategy(backend)
+    by_snapshots: Any = HybridBackend(elsewhere.model(elsewhere.Mean), snapshots=True)
+    check_strategy(by_snapshots)
+
+
+def test_tensors_of_a_state_have_one_dtype(elsewhere: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def several(self: Any, new: Any) -> Any:
+        return torch.zeros_like(new[0][:, 0]), torch.ones(len(new[0]), dtype=torch.float64)
+
+    monkeypatch.setattr(elsewhere.SumAndCount, "blank", several)
+    with pytest.raises(UnsupportedModel, match=r"has tensors in torch.float32, torch.float64; give them one"):
+        load(elsewhere.model(elsewhere.Mean))
 
 
 def test_a_closed_form_is_registered_by_the_qualified_name(elsewhere: Any) -> None:

@@ -87,7 +87,7 @@ def doubled_states() -> Iterator[None]:
 KINDS: dict[str, Callable[[], StateBackend]] = {
     "toy": lambda: ToyBackend(TOY),
     "toy with first logits": lambda: ScoringBackend(TOY),
-    "toy with features": lambda: feature_heads.FeatureToy(ToyModel(23, seed=1, sharpness=2.5)),
+    "toy with features": lambda: feature_heads.feature_toy(ToyModel(23, seed=1, sharpness=2.5)),
     "llama": lambda: load(feature_heads.target()),
     "llama by paths": lambda: UnrolledBackend(feature_heads.target()),
     "mamba": _recurrent("mamba"),

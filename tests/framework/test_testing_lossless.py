@@ -107,8 +107,9 @@ def test_a_machine_that_stood_still_is_no_endless_run():
                 signal.raise_signal(signal.SIGALRM)
 
     rings(1)  # all that a process hears that was stopped for long
+    rings(checked_verifier.PARTS)  # others compute meanwhile
     with pytest.raises(TimeoutError, match="60 seconds"):
-        rings(checked_verifier.PARTS)
+        rings(checked_verifier.PARTS * checked_verifier.PATIENCE)
 
 
 @pytest.mark.parametrize("rounds", [None, 1])
@@ -124,7 +125,7 @@ def test_a_machine_that_stood_still_is_no_endless_run():
 )
 def test_what_no_verifier_may_do_is_shown_with_its_tree(verifier, message, rounds, monkeypatch):
     if isinstance(verifier, Sleeps):  # the others end by themselves, however long the machine takes
-        monkeypatch.setattr(checked_verifier, "SECONDS", 0.2)
+        monkeypatch.setattr(checked_verifier, "SECONDS", 0.05)
     target = ToyModel(3, seed=5, sparsity=0.6)
     options = case(target=target, draft=ToyModel(3, seed=2))
     with pytest.raises(AssertionError, match=rf"{message}[\s\S]* on the tree\n  0: token 0\n"):
@@ -214,3 +215,16 @@ def test_trees_drawn_before_give_the_law_of_trees_drawn_anew():
     assert sum(half.probabilities.values()) == pytest.approx(trees[0].weight)
     with pytest.raises(InvalidInput, match="trees are trees of one round; give rounds=1"):
         joint_law(TREE, RecursiveRejection(), trees=trees, **case())
+
+
+class Waits(RecursiveRejection):
+    """Waits for the processor, as on a busy machine, and then judges."""
+
+    def verify(self, tree, target_probs, rng):
+        time.sleep(0.3)
+        return super().verify(tree, target_probs, rng)
+
+
+def test_a_verifier_that_waits_for_the_processor_is_no_endless_one(monkeypatch):
+    monkeypatch.setattr(checked_verifier, "SECONDS", 0.1)
+    assert_lossless(Chain(1), Waits(), rounds=1, tokens=1, **case())

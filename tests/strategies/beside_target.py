@@ -1,4 +1,4 @@
-"""Drafters that read a target's features, driven with it but without the loop, and their caches."""
+"""Rounds of drafters that read a target's features, without the loop, and their caches."""
 
 from __future__ import annotations
 
@@ -7,42 +7,11 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from draftwood import Drafter, Outcome, Request
+from draftwood import Outcome, Request
+from draftwood.testing import DrafterWithTarget
 
 
-class Beside(Drafter):
-    """A drafter with its own target, which takes each call just before it, as in the loop."""
-
-    def __init__(self, target: Any, drafter: Any) -> None:
-        self.target, self.drafter = target, drafter
-
-    source = property(lambda self: self.drafter.source)  # type: ignore[assignment]
-    vocab_size = property(lambda self: self.drafter.vocab_size)  # type: ignore[assignment]
-    weight_bytes = property(lambda self: self.drafter.weight_bytes)  # type: ignore[assignment]
-
-    def prefill(self, rows: Any) -> None:
-        self.target.prefill(rows)
-        self.drafter.prefill(rows)
-
-    def release(self, rows: Any = None) -> None:
-        self.target.release(rows)
-        self.drafter.release(rows)
-
-    def distributions(self, requests: Any) -> Any:
-        return self.drafter.distributions(requests)
-
-    def commit(self, outcomes: Any) -> None:
-        longest = max(len(outcome.tokens) for outcome in outcomes)
-        if longest:
-            tokens = torch.zeros(len(outcomes), longest, dtype=torch.int64)
-            for row, outcome in enumerate(outcomes):
-                tokens[row, : len(outcome.tokens)] = torch.tensor(outcome.tokens)
-            self.target.extend(tokens, torch.arange(-1, longest - 1).expand(len(outcomes), -1))
-            self.target.commit([range(len(outcome.tokens)) for outcome in outcomes])
-        self.drafter.commit(outcomes)
-
-
-def many_rounds(data: Any, drafter: Beside) -> list[list[int]]:
+def many_rounds(data: Any, drafter: DrafterWithTarget) -> list[list[int]]:
     """The texts after drawn rounds: rows join and leave, ask for nothing, take what nobody asked about."""
     texts: list[list[int]] = [[3, 1, 4], [], [7]]
     drafter.prefill([torch.tensor(text, dtype=torch.int64) for text in texts])

@@ -13,8 +13,8 @@ from draftwood import load
 from draftwood.strategies.blocks.config import BlockConfig
 from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.drafters.block_drafter import BlockDrafter
+from draftwood.testing import DrafterWithTarget
 from tests.backends.recurrent_models import features_after
-from tests.strategies.beside_target import Beside
 
 WIDTH, VOCAB, LAYERS = 16, 23, 5
 
@@ -97,9 +97,9 @@ def random_head(made: BlockConfig) -> BlockHead:
     return head.eval()
 
 
-def beside_llama(head: BlockHead) -> Beside:
+def beside_llama(head: BlockHead) -> DrafterWithTarget:
     target = load(MODEL)
-    return Beside(target, BlockDrafter(target, head))
+    return DrafterWithTarget(target, BlockDrafter(target, head))
 
 
 def normed(weight: Any, states: Any) -> Any:

@@ -14,10 +14,9 @@ from draftwood.backends.loading.loader import load
 from draftwood.strategies.drafters.eagle3 import Eagle3
 from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.eagle3 import Eagle3Head
-from draftwood.testing import NextTokenModel, ToyBackend, ToyModel
+from draftwood.testing import DrafterWithTarget, FeatureToyBackend, NextTokenModel
 from tests.backends.recurrent_models import features_after
 from tests.strategies import published
-from tests.strategies.beside_target import Beside
 
 WIDTH = 16
 
@@ -77,63 +76,19 @@ def target() -> Any:
     return model
 
 
-def beside_llama(made: Eagle3Config | None = None) -> Beside:
+def beside_llama(made: Eagle3Config | None = None) -> DrafterWithTarget:
     backend = load(target())
-    return Beside(backend, Eagle3(backend, random_head(made)))
+    return DrafterWithTarget(backend, Eagle3(backend, random_head(made)))
 
 
-class FeatureToy(ToyBackend):
-    """Its features and embeddings are fixed functions of the text and the token."""
-
-    hidden_size = WIDTH
-    feature_layers = 4
-
-    def keep_features(self, layers: Any, *, last: Any = None, through: Any = None) -> None:
-        self.layers, self.through = list(layers), through
-        self.taken: list[int] = [0] * len(self.committed)
-
-    def prefill(self, rows: Any) -> None:
-        super().prefill(rows)
-        self.taken += [0] * len(rows)
-
-    def release(self, rows: Any = None) -> None:
-        gone = range(len(self.taken)) if rows is None else rows
-        self.taken = [taken for row, taken in enumerate(self.taken) if row not in gone]
-        super().release(rows)
-
-    def take_features(self) -> Any:
-        new = [
-            [
-                torch.cat([states_after(text[: n + 1], layer) for layer in self.layers])
-                for n in range(old, len(text))
-            ]
-            for text, old in zip(self.committed, self.taken, strict=True)
-        ]
-        self.taken = [len(text) for text in self.committed]
-        blank = torch.zeros(0, WIDTH * len(self.layers), dtype=torch.float64)
-        return [self.through(torch.stack(row) if row else blank) for row in new]
-
-    def input_embeddings(self, tokens: Any) -> Any:
-        return words(self.vocab_size)[tokens]
+def feature_toy(model: NextTokenModel) -> FeatureToyBackend:
+    """A toy target of the size that `config()` reads."""
+    return FeatureToyBackend(model, hidden_size=WIDTH, feature_layers=4)
 
 
-@functools.cache
-def words(vocabulary: int) -> Any:
-    return torch.stack([states_after([token], 99) for token in range(vocabulary)])
-
-
-@functools.cache
-def layer_of(layer: int) -> ToyModel:
-    return ToyModel(WIDTH, seed=layer)
-
-
-def states_after(text: list[int], layer: int) -> Any:
-    return layer_of(layer).logits(text)
-
-
-def beside_toy(model: NextTokenModel, head: Eagle3Head) -> Beside:
-    toy = FeatureToy(model)
-    return Beside(toy, Eagle3(toy, head))
+def beside_toy(model: NextTokenModel, head: Eagle3Head) -> DrafterWithTarget:
+    toy = feature_toy(model)
+    return DrafterWithTarget(toy, Eagle3(toy, head))
 
 
 def normed(weight: Any, states: Any, eps: float) -> Any:

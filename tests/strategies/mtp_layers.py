@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers.modeling_layers import MtpModel
 
 from draftwood.strategies.drafters.mtp import Mtp
-from tests.strategies.beside_target import Beside
+from draftwood.testing import DrafterWithTarget
 
 WIDTH, WORDS, EXPERTS, INNER = 16, 23, 4, 12
 PLAIN: dict[str, Any] = {
@@ -330,7 +330,7 @@ def describe(folder: Path, **changes: Any) -> None:
     file.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
 
-class BesideLayer(Beside):
+class BesideLayer(DrafterWithTarget):
     """The driver of drafter and target, with an MTP layer."""
 
     def __init__(self, target: Any, head: Any) -> None:

@@ -27,8 +27,8 @@ from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
-from draftwood.testing import ToyBackend, ToyModel, assert_lossless, checks_for
-from tests.strategies.beside_target import Beside, many_rounds
+from draftwood.testing import DrafterWithTarget, ToyBackend, ToyModel, assert_lossless, checks_for
+from tests.strategies.beside_target import many_rounds
 from tests.strategies.block_heads import (
     KINDS,
     MODEL,
@@ -38,7 +38,7 @@ from tests.strategies.block_heads import (
     depth_logits,
     random_head,
 )
-from tests.strategies.feature_heads import FeatureToy
+from tests.strategies.feature_heads import feature_toy
 from tests.thorough import marks_unless
 
 
@@ -88,8 +88,8 @@ def test_the_targets_law_comes_out_whatever_the_weights(policy, verifier, kind):
     some: dict[str, Any] = {"draft_vocab_size": 2, "taps": (0, 3)} if kind == "map" else {}
     toy: dict[str, Any] = {"vocab_size": 3, "own_head": True, "mask_token_id": 1, "target_layers": 4}
     made = attrs.evolve(KINDS[kind], **toy, **some)
-    backend = FeatureToy(LAW)
-    drafter = Beside(backend, BlockDrafter(backend, random_head(made)))
+    backend = feature_toy(LAW)
+    drafter = DrafterWithTarget(backend, BlockDrafter(backend, random_head(made)))
     law = assert_lossless(policy, verifier, target=LAW, drafter=drafter, prompt=(0, 1))
     assert law.expected_tokens > 1
 

@@ -13,10 +13,9 @@ from draftwood.strategies.drafters.block_drafter import BlockDrafter
 from draftwood.strategies.drafters.eagle3 import Eagle3
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
-from draftwood.testing import check_strategy
+from draftwood.testing import DrafterWithTarget, check_strategy
 from tests.backends.recurrent_models import VOCAB, Doubled, Stepwise, build
 from tests.strategies import block_heads, feature_heads
-from tests.strategies.beside_target import Beside
 from tests.thorough import marks_unless
 
 ALL = [f"{target}-{head}" for target in ("mamba2", "bamba", "qwen3_next") for head in ("eagle3", "block")]
@@ -44,7 +43,7 @@ def beside(kind: str, target: Any) -> Any:
         made = feature_heads.config(
             hidden_size=32, target_hidden_size=32, vocab_size=VOCAB, draft_vocab_size=50, taps=(0, 1)
         )
-        return Beside(backend, Eagle3(backend, feature_heads.random_head(made)))
+        return DrafterWithTarget(backend, Eagle3(backend, feature_heads.random_head(made)))
     block = block_heads.config(
         hidden_size=32,
         vocab_size=VOCAB,
@@ -53,7 +52,7 @@ def beside(kind: str, target: Any) -> Any:
         markov_rank=3,
         root_guesses=True,
     )
-    return Beside(backend, BlockDrafter(backend, block_heads.random_head(block)))
+    return DrafterWithTarget(backend, BlockDrafter(backend, block_heads.random_head(block)))
 
 
 def from_scratch(kind: str, head: Any, target: Any, text: list[int], path: list[int]) -> Any:

@@ -32,10 +32,9 @@ from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
-from draftwood.testing import ToyBackend, ToyModel, assert_lossless, check_strategy
+from draftwood.testing import FeatureToyBackend, ToyBackend, ToyModel, assert_lossless, check_strategy
 from tests.backends.recurrent_models import Doubled
 from tests.strategies.beside_target import assert_pair_caches_alike
-from tests.strategies.feature_heads import FeatureToy
 from tests.strategies.mtp_layers import KINDS, WIDTH, BesideLayer, Plain, checkpoint, describe, model_of
 from tests.thorough import marks_unless, some_of
 
@@ -201,7 +200,7 @@ def test_on_a_hybrid_the_text_is_that_of_generate(name: str, folders: Any, caplo
 LAW = ToyModel(3, seed=5)
 
 
-class Toy(FeatureToy):
+class Toy(FeatureToyBackend):
     """With an output head."""
 
     def output_head(self, states: Any) -> Any:
@@ -246,7 +245,7 @@ PAIRS = [
     ],
 )
 def test_the_targets_law_comes_out_whatever_the_weights(policy: Any, verifier: Any, prompt: Any) -> None:
-    drafter = BesideLayer(Toy(LAW), small_layer(3, seed=2))
+    drafter = BesideLayer(Toy(LAW, hidden_size=WIDTH, feature_layers=4), small_layer(3, seed=2))
     law = assert_lossless(policy, verifier, target=LAW, drafter=drafter, prompt=prompt)
     # The prompt's last token is the root, and before it must stand one that has features.
     assert (law.expected_tokens > 1) == (len(prompt) > 1)

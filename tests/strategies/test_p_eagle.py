@@ -32,10 +32,10 @@ from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
-from draftwood.testing import ToyBackend, ToyModel, assert_lossless, check_strategy
-from tests.strategies.beside_target import Beside, many_rounds
+from draftwood.testing import DrafterWithTarget, ToyBackend, ToyModel, assert_lossless, check_strategy
+from tests.strategies.beside_target import many_rounds
 from tests.strategies.block_heads import normed
-from tests.strategies.feature_heads import FeatureToy, config, target
+from tests.strategies.feature_heads import config, feature_toy, target
 from tests.thorough import marks_unless
 
 KINDS: dict[str, PEagleConfig] = {
@@ -62,9 +62,9 @@ def random_head(made: PEagleConfig, *, seed: int = 0) -> PEagleHead:
     return head.eval()
 
 
-def beside_llama(head: PEagleHead) -> Beside:
+def beside_llama(head: PEagleHead) -> DrafterWithTarget:
     backend = load(target())
-    return Beside(backend, PEagle(backend, head))
+    return DrafterWithTarget(backend, PEagle(backend, head))
 
 
 @torch.no_grad()
@@ -204,8 +204,8 @@ PAIRS = [
 def test_the_targets_law_comes_out_whatever_the_weights(policy: Any, verifier: Any, layers: int) -> None:
     head = config(vocab_size=3, draft_vocab_size=4 - layers, layers=layers)
     made = PEagleConfig(head=head, mask_token_id=1, depths=2)
-    backend = FeatureToy(LAW)
-    drafter = Beside(backend, PEagle(backend, random_head(made)))
+    backend = feature_toy(LAW)
+    drafter = DrafterWithTarget(backend, PEagle(backend, random_head(made)))
     law = assert_lossless(policy, verifier, target=LAW, drafter=drafter, prompt=(0, 1))
     assert law.expected_tokens > 1
 
@@ -219,7 +219,7 @@ def test_targets_and_options_that_do_not_fit() -> None:
     with pytest.raises(InvalidInput, match="depths is 0; a pass guesses 1 or more"):
         PEagle(load(target()), random_head(KINDS["plain"]), depths=0)
     deep = PEagle(load(target()), random_head(KINDS["plain"]), depths=6)
-    beside = Beside(deep.target, deep)
+    beside = DrafterWithTarget(deep.target, deep)
     beside.prefill([torch.tensor([1, 2, 3])])
     got = beside.distributions([Request(torch.arange(7), torch.arange(-1, 6))])
     assert got.isfinite().any(-1).tolist() == [[True] * 6 + [False]]

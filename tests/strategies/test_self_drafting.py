@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from draftwood import (
-    Drafter,
     IncompatibleModels,
     InvalidInput,
     Outcome,
@@ -34,7 +33,15 @@ from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.traversal import Traversal
-from draftwood.testing import NextTokenModel, ToyBackend, ToyModel, assert_lossless, check_strategy
+from draftwood.testing import (
+    DrafterWithTarget,
+    FeatureToyBackend,
+    NextTokenModel,
+    ToyBackend,
+    ToyModel,
+    assert_lossless,
+    check_strategy,
+)
 from tests.thorough import marks_unless
 
 TARGET = ToyModel(3, seed=5)
@@ -51,37 +58,13 @@ class LayeredToy(ToyBackend):
         return ToyBackend(ToyModel(self.vocab_size, seed=8, near=self.model))
 
 
-class HiddenToy(ToyBackend):
-    """Its features are a fixed function of the committed text."""
-
-    hidden_size = WIDTH
-    feature_layers = 1
-
-    def keep_features(self, layers, *, last=None, through=None):
-        assert (list(layers), last, through) == ([1], 1, None)
-        self.taken = []
-
-    def prefill(self, rows):
-        super().prefill(rows)
-        self.taken += [0] * len(rows)
-
-    def release(self, rows=None):
-        gone = range(len(self.taken)) if rows is None else rows
-        self.taken = [taken for row, taken in enumerate(self.taken) if row not in gone]
-        super().release(rows)
-
-    def take_features(self):
-        result = [
-            states_after(text) if len(text) > old else torch.zeros(0, WIDTH, dtype=torch.float64)
-            for text, old in zip(self.committed, self.taken, strict=True)
-        ]
-        self.taken = [len(text) for text in self.committed]
-        return result
+def toy_target(model: NextTokenModel) -> FeatureToyBackend:
+    return FeatureToyBackend(model, hidden_size=WIDTH)
 
 
-def states_after(text):
+def states_after(target: FeatureToyBackend, text: list[int]) -> Any:
     """`[1, width]` of the last token of `text`; nothing without one."""
-    return ToyModel(WIDTH, seed=2).logits(text).unsqueeze(0)[: len(text)]
+    return target.states_after(text, 1).unsqueeze(0)[: len(text)]
 
 
 def random_heads(count: int = 2, width: int = WIDTH, vocab: int = 3, seed: int = 0) -> Heads:
@@ -93,38 +76,9 @@ def random_heads(count: int = 2, width: int = WIDTH, vocab: int = 3, seed: int =
     return heads
 
 
-class Beside(Drafter):
-    """Medusa heads with their own toy target, which takes each call just before them, as in the loop."""
-
-    source = MedusaHeads.source
-
-    def __init__(self, model: NextTokenModel, heads: Heads) -> None:
-        self.target = HiddenToy(model)
-        self.medusa = MedusaHeads(self.target, heads)
-
-    vocab_size = property(lambda self: self.medusa.vocab_size)
-    weight_bytes = property(lambda self: self.medusa.weight_bytes)
-
-    def prefill(self, rows):
-        self.target.prefill(rows)
-        self.medusa.prefill(rows)
-
-    def release(self, rows=None):
-        self.target.release(rows)
-        self.medusa.release(rows)
-
-    def distributions(self, requests):
-        return self.medusa.distributions(requests)
-
-    def commit(self, outcomes):
-        longest = max(len(outcome.tokens) for outcome in outcomes)
-        tokens = torch.zeros(len(outcomes), longest, dtype=torch.int64)
-        for row, outcome in enumerate(outcomes):
-            tokens[row, : len(outcome.tokens)] = torch.tensor(outcome.tokens)
-        chain = torch.arange(-1, longest - 1).expand(len(outcomes), -1)
-        self.target.extend(tokens, chain)
-        self.target.commit([range(len(outcome.tokens)) for outcome in outcomes])
-        self.medusa.commit(outcomes)
+def medusa(model: NextTokenModel, heads: Heads) -> DrafterWithTarget:
+    target = toy_target(model)
+    return DrafterWithTarget(target, MedusaHeads(target, heads))
 
 
 PAIRS = [
@@ -147,7 +101,7 @@ PAIRS = [
 )
 @pytest.mark.parametrize(
     "drafter",
-    [lambda: Beside(TARGET, random_heads()), lambda: LayerSkip(LayeredToy(TARGET), (0,))],
+    [lambda: medusa(TARGET, random_heads()), lambda: LayerSkip(LayeredToy(TARGET), (0,))],
     ids=["Medusa heads", "layer skip"],
 )
 def test_the_targets_law_comes_out(drafter, policy, verifier, prompt):
@@ -158,7 +112,7 @@ def test_the_targets_law_comes_out(drafter, policy, verifier, prompt):
 
 def test_they_keep_what_every_drafter_must():
     check_strategy(LayerSkip(LayeredToy(ToyModel(13)), "0"))
-    check_strategy(Beside(ToyModel(13), random_heads(vocab=13)))
+    check_strategy(medusa(ToyModel(13), random_heads(vocab=13)))
 
 
 @st.composite
@@ -176,7 +130,7 @@ def trees(draw):
 @given(st.lists(trees(), min_size=1, max_size=3), st.integers(1, 3), st.data())
 def test_a_node_gets_the_head_of_its_depth(rows, count, data):
     heads = random_heads(count).double()
-    target = HiddenToy(TARGET)
+    target = toy_target(TARGET)
     drafter = MedusaHeads(target, heads)
     texts = [data.draw(st.lists(st.integers(0, 2), max_size=3)) for _ in rows]
     for joined in texts:
@@ -195,7 +149,7 @@ def test_a_node_gets_the_head_of_its_depth(rows, count, data):
         for row, (text, request) in enumerate(zip(texts, requests, strict=True)):
             if request is None:
                 continue
-            hidden: Any = states_after(text)[0] if text else None
+            hidden: Any = states_after(target, text)[0] if text else None
             for index, parent in enumerate(request.parents.tolist()):
                 depth = 0
                 while parent >= 0:
@@ -214,7 +168,7 @@ def test_a_node_gets_the_head_of_its_depth(rows, count, data):
         root = Request(torch.tensor([1]), torch.tensor([-1]))
         first = drafter.distributions([root] * len(target.lengths))[:, 0]
         known = [row for row, length in enumerate(target.lengths) if length]
-        states = torch.cat([states_after(text) for text in target.committed])
+        states = torch.cat([states_after(target, text) for text in target.committed])
         assert torch.allclose(first[known], heads(states)[0], atol=1e-9)
         several = len(target.lengths)
         target.extend(torch.ones(several, 1, dtype=torch.int64), torch.full((several, 1), -1))
@@ -321,7 +275,7 @@ def test_a_target_that_declares_nothing_is_refused():
 
 
 def test_heads_of_another_model_are_refused():
-    target = HiddenToy(TARGET)
+    target = toy_target(TARGET)
     with pytest.raises(IncompatibleModels, match="hidden states of width 5, but the target's is 4"):
         MedusaHeads(target, random_heads(width=5))
     with pytest.raises(IncompatibleModels, match="a vocabulary of 7, but the target's is 3"):
@@ -330,7 +284,7 @@ def test_heads_of_another_model_are_refused():
 
 def test_heads_on_another_backend_than_the_decoders():
     decoder = SpeculativeDecoder(
-        ToyBackend(TARGET), MedusaHeads(HiddenToy(TARGET), random_heads()), Chain(2), RecursiveRejection()
+        ToyBackend(TARGET), MedusaHeads(toy_target(TARGET), random_heads()), Chain(2), RecursiveRejection()
     )
     with pytest.raises(InvalidInput, match=r"target holds 0 row\(s\), not the 1 .*very backend"):
         decoder.generate([[0, 1]], max_new_tokens=3)
@@ -343,7 +297,7 @@ def test_heads_come_back_from_their_folder(tmp_path):
     assert again.weight.dtype == torch.bfloat16
     for name, weight in heads.named_parameters():
         assert torch.equal(weight, again.get_parameter(name))
-    drafter = MedusaHeads(HiddenToy(TARGET), str(tmp_path / "new"))
+    drafter = MedusaHeads(toy_target(TARGET), str(tmp_path / "new"))
     assert drafter.weight_bytes == 2 * 2 * (16 + 4 + 12)
     assert (drafter.vocab_size, drafter.heads.count) == (3, 2)
     assert json.loads((tmp_path / "new" / "heads.json").read_text())["target"] == "toy"
@@ -372,7 +326,7 @@ def test_a_damaged_folder_says_what_is_wrong(damage: Any, message: str, tmp_path
     save_heads(random_heads(), tmp_path, target="toy")
     damage(tmp_path)
     with pytest.raises(InvalidInput, match=message) as caught:
-        MedusaHeads(HiddenToy(TARGET), tmp_path)
+        MedusaHeads(toy_target(TARGET), tmp_path)
     assert "\n" not in str(caught.value)
 
 

@@ -12,7 +12,9 @@ import attrs
 from draftwood.base.errors import InvalidInput, nearest
 from draftwood.laws.randomness import Randomness
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier
+from draftwood.protocols.shape import check_shape
 from draftwood.testing.diagnosis.law_broken import LawBroken
+from draftwood.testing.models.drafter_with_target import judged
 from draftwood.testing.models.oracles import LogitsAfter
 
 MODELS = "DRAFTWOOD_MODELS"
@@ -72,14 +74,16 @@ def checks_for(
             backend or drafter is compared. Default: its `model`. A backend needs one of them.
 
     Raises:
-        InvalidInput: `strategy` implements none of the protocols; a backend with neither oracle nor model;
+        InvalidInput: `strategy` implements none of the protocols, or a method or attribute of its protocol is
+            missing or of another form; a backend with neither oracle nor model;
             an oracle for a policy or a verifier.
     """
     if models is None:
         models = int(os.environ.get(MODELS, "2"))
+    check_shape(judged(strategy))
     for name, check in _kind(strategy, oracle, used):
         description = inspect.getdoc(getattr(check, "func", check)) or ""
-        yield name, Check(strategy, name, description.partition("\n")[0], models, check)
+        yield name, Check(judged(strategy), name, description.partition("\n")[0], models, check)
 
 
 def check_strategy(
@@ -147,7 +151,7 @@ def parametrize_with_checks(
 
 def _labels(strategies: Sequence[object]) -> list[str]:
     """Class names, numbered where several strategies are of one class."""
-    names = [type(strategy).__name__ for strategy in strategies]
+    names = [type(judged(strategy)).__name__ for strategy in strategies]
     return [
         name if names.count(name) == 1 else f"{name}{names[:index].count(name) + 1}"
         for index, name in enumerate(names)

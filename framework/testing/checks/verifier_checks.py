@@ -78,10 +78,11 @@ def verifier_checks(
     yield "declaration", partial(check_declaration, verifier)
     # What is not a function of its rng has no law, so this comes before the laws.
     yield "repeatable", partial(check_repeatable, verifier)
-    if verifier.lossless:
-        laws = laws_of(verifier)
+    laws = laws_of(verifier)
+    if verifier.lossless or verifier.declares_law:
+        kept = "declared" if verifier.declares_law else "lossless"
         for law in laws:
-            yield f"lossless-{law.__name__}", partial(check_lossless, verifier, law)
+            yield f"{kept}-{law.__name__}", partial(check_lossless, verifier, law)
             yield f"corners-{law.__name__}", partial(check_corners, verifier, law)
             if verifier.adaptive and verifier.branches:
                 yield f"adaptive-{law.__name__}", partial(check_adaptive, verifier, law)
@@ -93,8 +94,8 @@ def verifier_checks(
             if verifier.branches and not verifier.adaptive and not _may_repeat(law):
                 yield f"siblings-{law.__name__}", partial(check_siblings, verifier, law)
         yield "rounds", partial(check_rounds, verifier)
-    else:
-        for law in laws_of(verifier):
+    if not verifier.lossless:
+        for law in laws:
             yield f"lossiness-{law.__name__}", partial(check_lossiness, verifier, law)
     yield "bad-input", partial(check_bad_input, verifier)
     yield "together", partial(check_together, verifier)
@@ -104,7 +105,11 @@ def verifier_checks(
 
 def check_declaration(verifier: Verifier, models: int) -> None:
     """It declares the laws that it accepts, and its promises about them."""
-    assert_declared(verifier, "lossless", "adaptive", "branches", "greedy")
+    assert_declared(verifier, "lossless", "declares_law", "adaptive", "branches", "greedy")
+    assert not (verifier.lossless and verifier.declares_law), (
+        "lossless says that texts have the target's law, and declares_law that they have another; set "
+        "lossless to False."
+    )
 
 
 _LARGE: tuple[tuple[str, dict[str, int]], ...] = (
@@ -126,7 +131,7 @@ def check_as_used(verifier: Verifier, models: int) -> str:
 
 
 def check_lossless(verifier: Verifier, law: type[Proposal], models: int) -> None:
-    """The emitted tokens have the target's law on trees of several small shapes."""
+    """The emitted tokens have the target's law, or the declared one, on trees of several small shapes."""
 
     def prove(toys: ProofModels) -> None:
         for shape in shapes(verifier, *_LARGEST):

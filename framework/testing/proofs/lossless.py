@@ -30,6 +30,7 @@ from draftwood.testing.proofs.block_efficiency import (
 )
 from draftwood.testing.proofs.checked_verifier import CheckedVerifier
 from draftwood.testing.proofs.enumerator import Enumerator, enumerate_outcomes
+from draftwood.testing.proofs.kept_law import kept_model
 
 Law = Mapping[tuple[int, ...], float]
 """For every sequence of tokens, its probability."""
@@ -135,9 +136,10 @@ class _Case:
             raise InvalidInput("Given trees are trees of one round; give rounds=1 with them.")
         return JointLaw(law, expected, runs, checked.fault)
 
-    def target_law(self) -> dict[tuple[int, ...], float]:
+    def kept_law(self) -> dict[tuple[int, ...], float]:
         """The law that the pair should have."""
-        return target_law(self.target, prompt=self.prompt, tokens=self.tokens, temperature=self.temperature)
+        model = kept_model(self.verifier, self.target, self.drafter)
+        return target_law(model, prompt=self.prompt, tokens=self.tokens, temperature=self.temperature)
 
     def one_round(
         self, prompt: tuple[int, ...], tokens: int, trees: Sequence[WeightedTree] | None = None
@@ -155,9 +157,10 @@ class _Case:
             budget=self.budget,
         )
         law: dict[tuple[int, ...], float] = {}
+        kept = kept_model(self.verifier, self.target, self.drafter)
         for new, chance in emitted.items():
             rest = target_law(
-                self.target,
+                kept,
                 prompt=(*prompt, *new),
                 tokens=max(tokens - len(new), 0),
                 temperature=self.temperature,
@@ -243,13 +246,31 @@ def target_law(
     return law
 
 
+def kept_law(
+    verifier: Verifier,
+    *,
+    target: NextTokenModel,
+    drafter: Drafter,
+    prompt: Sequence[int] = (0,),
+    tokens: int = 3,
+    temperature: float = 1.0,
+) -> dict[tuple[int, ...], float]:
+    """The joint law of `tokens` tokens that texts of `verifier` should have.
+
+    This is the target's law, or the one that the verifier declares for this target and the draft of
+    `drafter`, which holds no rows.
+    """
+    model = kept_model(verifier, target, drafter)
+    return target_law(model, prompt=prompt, tokens=tokens, temperature=temperature)
+
+
 def largest_error(policy: TreePolicy, verifier: Verifier, **options: Unpack[ProofOptions]) -> float:
-    """Returns the largest deviation of the pair's joint law from the target's, over all sequences.
+    """Returns the largest deviation of the pair's joint law from `kept_law`, over all sequences.
 
     Takes what `joint_law` takes and raises what it raises.
     """
     case = _Case(policy, verifier, **options)
-    return case.law().error(case.target_law())
+    return case.law().error(case.kept_law())
 
 
 def assert_lossless(
@@ -259,7 +280,9 @@ def assert_lossless(
     tolerance: float | None = None,
     **options: Unpack[ProofOptions],
 ) -> JointLaw:
-    """Prove that the pair emits the target's law; takes what `joint_law` takes.
+    """Prove that the pair emits the target's law, or the one that the verifier declares.
+
+    Takes what `joint_law` takes.
 
     Args:
         policy: grows the trees.
@@ -278,7 +301,7 @@ def assert_lossless(
     joint = case.law()
     if joint.fault:
         raise LawBroken(joint.fault)
-    expected = case.target_law()
+    expected = case.kept_law()
     worst, error = joint.worst(expected), joint.error(expected)
     if tolerance is None:
         tolerance = rounding(case.target.dtype)
@@ -297,7 +320,8 @@ def _where(case: _Case, worst: tuple[int, ...], tolerance: float) -> str:
     for done in range(len(worst)):
         text, rest = (*case.prompt, *worst[:done]), worst[done:]
         law, _, _ = case.one_round(text, len(rest))
-        expected = target_law(case.target, prompt=text, tokens=len(rest), temperature=case.temperature)
+        kept = kept_model(case.verifier, case.target, case.drafter)
+        expected = target_law(kept, prompt=text, tokens=len(rest), temperature=case.temperature)
         # A later prefix of the worst sequence may do better than the worst of its round.
         if JointLaw(law, 0.0, 0).error(expected) > tolerance:
             return f"The round after {text} is biased. {_likely_tree(case, text, rest)}"

@@ -21,6 +21,7 @@ from draftwood.testing.models.toy import NextTokenModel
 from draftwood.testing.models.tree_shapes import Shape, ShapeTrees
 from draftwood.testing.proofs.checked_verifier import CheckedVerifier
 from draftwood.testing.proofs.enumerator import BudgetExceeded, enumerate_outcomes
+from draftwood.testing.proofs.kept_law import kept_model
 from draftwood.testing.proofs.round_deviation import RoundDeviation, Text, largest_deviation
 from draftwood.trees.tree import TokenTree
 
@@ -91,9 +92,15 @@ def _emitted(
 def round_deviation(
     trees: ShapeTrees, verifier: Verifier, target: NextTokenModel, *, budget: int = 100_000
 ) -> RoundDeviation:
-    """The largest deviation of one round from the target's law; the error is its attribute."""
-    outcomes = round_outcomes(trees, verifier, target, budget=budget)
-    return largest_deviation(outcomes.law, target, prompt=trees.prompt, temperature=trees.temperature)
+    """The largest deviation of one round from the law to keep; the error is its attribute."""
+    return _deviation(round_outcomes(trees, verifier, target, budget=budget), trees, verifier, target)
+
+
+def _deviation(
+    outcomes: RoundOutcomes, trees: ShapeTrees, verifier: Verifier, target: NextTokenModel
+) -> RoundDeviation:
+    kept = kept_model(verifier, target, trees.drafts)
+    return largest_deviation(outcomes.law, kept, prompt=trees.prompt, temperature=trees.temperature)
 
 
 def assert_round_lossless(
@@ -104,7 +111,7 @@ def assert_round_lossless(
     budget: int = 100_000,
     tolerance: float | None = None,
 ) -> None:
-    """Prove that `verifier` emits the target's law on all trees of a shape, to their full depth.
+    """Prove that `verifier` emits the target's law, or the one that it declares, on all trees of a shape.
 
     Args:
         trees: of the shape, with the models that propose.
@@ -120,7 +127,7 @@ def assert_round_lossless(
     outcomes = round_outcomes(trees, verifier, target, budget=budget)
     if outcomes.fault:
         raise LawBroken(outcomes.fault)
-    worst = largest_deviation(outcomes.law, target, prompt=trees.prompt, temperature=trees.temperature)
+    worst = _deviation(outcomes, trees, verifier, target)
     if worst.error <= (rounding(target.dtype) if tolerance is None else tolerance):
         return
     raise LawBroken(
