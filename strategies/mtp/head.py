@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import Embedding, Linear, Module, ModuleList
 
 from draftwood.strategies.heads.pairs import HeadsAndWidth, PairAttention
+from draftwood.strategies.heads.rotation import Rotation
 from draftwood.strategies.mtp.attention import AsCache, Kept
 from draftwood.strategies.mtp.families import Layout
 
@@ -34,6 +35,8 @@ class MtpHead(Module):
 
     all_tokens = True
     """It proposes all tokens of its target."""
+    rotation: Rotation | None = None
+    """It is in its target's own basis."""
 
     def __init__(self, layout: Layout, *, own_words: bool = False, own_output: bool = False) -> None:
         super().__init__()
