@@ -16,7 +16,7 @@ from draftwood.strategies.drafters.rotated_target import undo_rotation
 from draftwood.strategies.drafters.target import as_target
 from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.eagle3 import Eagle3Head
-from draftwood.strategies.heads.formats import is_head, load_head
+from draftwood.strategies.heads.formats import check_generation, is_head, load_head
 from draftwood.strategies.heads.found import described_in, folder_of
 
 
@@ -62,6 +62,8 @@ class Eagle3(PairDrafter):
 
     def __attrs_post_init__(self) -> None:
         if isinstance(self.head, str | PathLike):
+            if (described := described_in(self.head)).is_dir():
+                check_generation(described)  # before weights are fetched
             self.head = load_head(folder_of(self.head), taps=self.taps)
         check_fits(self.head, self.target)
         taps = tapped(self.head.config, self.taps).taps_in(self.target.feature_layers)
