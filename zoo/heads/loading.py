@@ -20,6 +20,7 @@ from draftwood.strategies.heads.files import read_description
 from draftwood.strategies.heads.formats import is_head, load_head
 from draftwood.strategies.heads.found import described_in, folder_of
 from draftwood.strategies.heads.peagle import PEagleHead, is_peagle, load_peagle
+from draftwood.strategies.mtp.checkpoint import is_layer
 from draftwood.strategies.mtp.families import family_of
 from draftwood.strategies.mtp.head import MtpHead
 
@@ -42,7 +43,7 @@ def load_for(name: str | PathLike[str], target: StateBackend) -> CheckedHead:
     """
     folder = described_in(name)
     known = is_head(folder) or is_block(folder) or is_peagle(folder)
-    if not known and family_of(read_description(folder)) is not None:
+    if not known and (is_layer(folder) or family_of(read_description(folder)) is not None):
         return Mtp(target, folder).head
     folder = folder_of(name)
     head: Eagle3Head | BlockHead | PEagleHead
