@@ -83,10 +83,11 @@ def _asked(data_set: DataSet) -> Iterator[tuple[int, int]]:
 
 
 def _answers(of_pair: Sequence[Contest], sets: Mapping[str, DataSet]) -> Iterator[Cell]:
-    """The answers to all turns but the last ones, once for all temperatures."""
+    """The answers to all turns but the last ones that no file gives, once for all temperatures."""
     for contest in dict.fromkeys(attrs.evolve(contest, temperature=0.0) for contest in of_pair):
         for number, turn in _asked(sets[contest.data]):
-            if turn < len(sets[contest.data].prompts[number].later):
+            asked = sets[contest.data].prompts[number]
+            if turn < len(asked.later) and not asked.is_answered(turn):
                 yield Cell("answer", contest, prompt=number, turn=turn)
 
 

@@ -20,7 +20,7 @@ from draftwood.apps.bench.writers import Writer, writer
 from draftwood.apps.files import datasets
 from draftwood.apps.files.text import decode
 from draftwood.apps.models import by_name as models
-from draftwood.apps.models.chat import encoded
+from draftwood.apps.models.chat import answer_tokens, encoded, encoded_chat
 from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.decoding.pass_time import PassTime, pass_seconds
 from draftwood.protocols import registry
@@ -59,7 +59,7 @@ class Measurer:
         if cell.kind == "passes":
             asked = [turns[0] for data_set in self._asked.values() for turns in data_set]
             return _passes(loaded) | {"shared_tokens": models.shared_tokens(loaded, asked)}
-        prompt = self._prompt(cell)
+        prompt = self._prompt(cell, loaded.tokenizer)
         record = attrs.asdict(cell.contest) | {"kind": cell.kind, "prompt": cell.prompt, "turn": cell.turn}
         if cell.kind == "answer":
             ordinary = writer(Spec(ORDINARY), loaded, 0.0)
@@ -100,13 +100,8 @@ class Measurer:
         self._warm.clear()
         loaded = load(self.plan, pair, dtype)
         for name, data_set in self.sets.items():
-            self._asked[name] = [
-                encoded(
-                    loaded.tokenizer, [prompt.message if self.plan.chat else prompt.text], chat=self.plan.chat
-                )
-                + [loaded.tokenizer(text, add_special_tokens=False)["input_ids"] for text in prompt.later]
-                for prompt in data_set.prompts
-            ]
+            read = _read_as_chat if self.plan.chat else _read_as_text
+            self._asked[name] = [read(loaded.tokenizer, prompt) for prompt in data_set.prompts]
             self._check_lengths(name, models.context(loaded.target))
         for temperature in self.plan.temperatures:
             for spec in self.plan.contenders(temperature):
@@ -128,16 +123,23 @@ class Measurer:
                     f"{', --turns' if several else ''} or less --new-tokens."
                 )
 
-    def _prompt(self, cell: Cell) -> list[int]:
+    def _prompt(self, cell: Cell, tokenizer: Any) -> list[int]:
         """The prompt of a cell: what was answered in earlier turns, and what is asked in this one.
 
         A first turn is cut at its end; of a longer conversation the end is kept.
         """
         cut = cell.contest.prompt_length or None
         first, *later = self._asked[cell.contest.data][cell.prompt]
-        tokens = first[:cut]
-        for turn, asked in enumerate(later[: cell.turn]):
-            tokens = [*tokens, *self.known[cell.answer(turn).key]["tokens"], *asked]
+        tokens, prompt = first[:cut], self.sets[cell.contest.data].prompts[cell.prompt]
+        answers = [
+            [] if prompt.is_answered(turn) else self.known[cell.answer(turn).key]["tokens"]
+            for turn in range(cell.turn)
+        ]
+        if self.plan.chat and cell.turn:
+            tokens = encoded_chat(tokenizer, prompt, [decode(tokenizer, answer) for answer in answers])
+        else:
+            for answer, asked in zip(answers, later, strict=False):
+                tokens = [*tokens, *answer, *asked]
         return tokens[-cut:] if cut and cell.turn else tokens
 
     def _warmed(self, spec: Spec, contest: Contest, prompt: Sequence[int]) -> Writer:
@@ -183,16 +185,16 @@ class Measurer:
         return tokens
 
 
-def answer_tokens(tokenizer: Any, tokens: Sequence[int], stops: Sequence[str] = ()) -> list[int]:
-    """`tokens` before an end of text, and before the first of `stops` in their text."""
-    end = tokenizer.eos_token_id
-    kept = list(tokens[: tokens.index(end)] if end in tokens else tokens)
-    text = decode(tokenizer, kept)
-    for stop in stops:
-        text = text.split(stop, 1)[0]
-    while not text.startswith(decode(tokenizer, kept)):
-        kept.pop()
-    return kept
+def _read_as_text(tokenizer: Any, prompt: datasets.Prompt) -> list[list[int]]:
+    """Returns the tokens that each turn of a prompt adds."""
+    later = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in prompt.later]
+    return [*encoded(tokenizer, [prompt.text], chat=False), *later]
+
+
+def _read_as_chat(tokenizer: Any, prompt: datasets.Prompt) -> list[list[int]]:
+    """Returns the tokens that each turn of a prompt adds in the chat template, the model's answers apart."""
+    whole = [encoded_chat(tokenizer, prompt, [""] * turn) for turn in range(len(prompt.chat))]
+    return [tokens[len(before) :] for before, tokens in zip([[], *whole], whole, strict=False)]
 
 
 def load(plan: BenchPlan, pair: str, dtype: str) -> models.Loaded:

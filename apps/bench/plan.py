@@ -90,7 +90,7 @@ class BenchPlan:
         new_tokens: lengths of the texts.
         prompts: how many of each file, evenly spread.
         turns: how many of a conversation are run; 0: all.
-        chat: whether prompts are put into the chat template of the target's tokenizer, as a user's message.
+        chat: whether turns are put into the chat template of the target's tokenizer, after those before them.
         repetitions: texts of each prompt. At temperature 0 the one of median time counts; above, each is
             another text, and all count.
         seed: of everything that is drawn.
@@ -292,13 +292,6 @@ def data_sets(plan: BenchPlan) -> dict[str, DataSet]:
     for name, files in Counter(one.name for one in sets).items():
         if files > 1:
             raise InvalidInput(f"Two files are called {name!r}; give one of them another name.")
-    chosen = {
+    return {
         one.name: attrs.evolve(one, prompts=tuple(one.spread(plan.prompts, turns=plan.turns))) for one in sets
     }
-    for name, one in chosen.items():
-        if plan.chat and any(prompt.later for prompt in one.prompts):
-            raise InvalidInput(
-                f"{name} has conversations of several turns, and --chat puts a single message into the chat "
-                "template; give --turns 1."
-            )
-    return chosen

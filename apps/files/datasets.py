@@ -11,7 +11,17 @@ from typing import Any
 
 import attrs
 
-from draftwood.apps.files.text_input import HALF, half_character, read_text
+from draftwood.apps.files.conversations import (
+    HalfCharacter,
+    Turn,
+    WrongField,
+    message_conversation,
+    shared_conversation,
+    text_of,
+    turns_in,
+)
+from draftwood.apps.files.text_input import read_text
+from draftwood.apps.terminal.cli_errors import first_line
 from draftwood.base.errors import InvalidInput
 
 _PARAGRAPH = 500  # characters that a paragraph of WikiText has at least
@@ -26,21 +36,28 @@ class Prompt:
     Attributes:
         text: what the model continues.
         answer: the number that a right answer ends with, where the data set has it.
-        later: the texts after the model's answers in a conversation, one for each later turn.
+        later: the texts after `text` in a conversation, one for each later turn; each follows the model's
+            answer, or begins with the answer that the file gives.
         question: number and category of a question of Spec-Bench.
-        user: the bare message of the user in a conversation; None where `text` is it.
+        turns: of a conversation, for a chat template; empty where `text` is a user's only message.
+        system: the system message of a conversation.
     """
 
     text: str
     answer: str | None = None
     later: tuple[str, ...] = ()
     question: tuple[int | str, str] | None = None
-    user: str | None = None
+    turns: tuple[Turn, ...] = ()
+    system: str | None = None
 
     @property
-    def message(self) -> str:
-        """Returns the text that a chat template takes as the user's first message."""
-        return self.text if self.user is None else self.user
+    def chat(self) -> tuple[Turn, ...]:
+        """The turns that a chat template takes."""
+        return self.turns or (Turn(self.text),)
+
+    def is_answered(self, turn: int) -> bool:
+        """Returns whether the file gives the answer to a turn, so that the model's own is not needed."""
+        return self.chat[turn].answer is not None
 
 
 @attrs.frozen
@@ -71,7 +88,10 @@ class DataSet:
             )
         later = slice(turns - 1 if turns else None)
         chosen = (self.prompts[i * len(self.prompts) // prompts] for i in range(prompts))
-        return [attrs.evolve(prompt, later=prompt.later[later]) for prompt in chosen]
+        return [
+            attrs.evolve(prompt, later=prompt.later[later], turns=prompt.turns[: turns or None])
+            for prompt in chosen
+        ]
 
 
 @attrs.frozen
@@ -89,34 +109,21 @@ class Layout:
     stops: tuple[str, ...] = ()
 
 
-class WrongField(Exception):
-    """A field that cannot be used: its name and what is wrong, as the end of a sentence."""
-
-
-class HalfCharacter(WrongField):
-    """The field of this name holds half a character, which no tokenizer takes."""
-
-    def __init__(self, field: str) -> None:
-        super().__init__(f'"{field}" holds a lone surrogate, half a character of UTF-16; write it anew')
-        self.field = field
-
-    def column(self, line: str) -> int:
-        """Where it is in the line as it is in the file, counted from 1."""
-        return half_character(line, self.field)
-
-
 def read(file: Path) -> DataSet:
-    """The data set in `file`: JSON lines where it ends in `.jsonl`, else plain text.
+    """The data set in `file`: JSON lines (`.jsonl`), one JSON array (`.json`), or else plain text.
 
-    JSON lines: `question` (GSM8K, whose `answer` is scored), `turns` (MT-Bench and Spec-Bench, what a user
-    says in a conversation), or `prompt` (HumanEval and anyone's own; continued unchanged). Plain
-    text: the long paragraphs of WikiText, or else every paragraph.
+    Rows: `question` (GSM8K, whose `answer` is scored), `turns` (MT-Bench and Spec-Bench, what a user
+    says in a conversation), `conversations` (ShareGPT) or `messages` (with the answers of assistants), or
+    `prompt` (HumanEval and anyone's own; continued unchanged). Plain text: the long paragraphs of WikiText,
+    or else every paragraph.
 
     Raises:
         InvalidInput: it cannot be read, or is malformed; the message names file, line and field.
     """
     text = read_text(file)
-    data_set = _json_lines(file, text) if file.suffix == ".jsonl" else _plain(file, text)
+    if file.suffix == ".json":
+        text = _as_lines(file, text)
+    data_set = _json_lines(file, text) if file.suffix in (".json", ".jsonl") else _plain(file, text)
     if not data_set.prompts:
         raise InvalidInput(f"{str(file)!r} holds no prompt; give a file with at least one.")
     return data_set
@@ -130,6 +137,21 @@ def _plain(file: Path, text: str) -> DataSet:
     return DataSet(file.stem, "text", tuple(Prompt(part) for part in paragraphs if part))
 
 
+def _as_lines(file: Path, text: str) -> str:
+    """Returns the rows of a JSON array as lines."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(
+            f"{str(file)!r} is not JSON ({first_line(error)}); give an array of objects."
+        ) from error
+    if not isinstance(found, list):
+        raise InvalidInput(
+            f"{str(file)!r} holds no array; give one, or a .jsonl file with one object per line."
+        )
+    return "\n".join(json.dumps(row, ensure_ascii=False) for row in found)
+
+
 def _json_lines(file: Path, text: str) -> DataSet:
     layout: str | None = None
     prompts = []
@@ -138,11 +160,10 @@ def _json_lines(file: Path, text: str) -> DataSet:
         try:
             prompts.append(LAYOUTS[layout].prompt(row))
         except HalfCharacter as wrong:
-            raise InvalidInput(
-                f"{str(file)!r}, line {line}, column {wrong.column(words)}: {wrong}."
-            ) from None
+            column = f", column {wrong.column(words)}" if file.suffix == ".jsonl" else ""
+            raise InvalidInput(f"{_place(file, line)}{column}: {wrong}.") from None
         except WrongField as wrong:
-            raise InvalidInput(f"{str(file)!r}, line {line}: {wrong}.") from None
+            raise InvalidInput(f"{_place(file, line)}: {wrong}.") from None
     return DataSet(file.stem, layout or "prompt", tuple(prompts), LAYOUTS[layout].stops if layout else ())
 
 
@@ -160,17 +181,22 @@ def rows(file: Path, text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
             row = json.loads(words)
         except json.JSONDecodeError as error:
             raise InvalidInput(
-                f"{str(file)!r}, line {line}: not JSON ({error.msg} at column {error.colno})."
+                f"{_place(file, line)}: not JSON ({error.msg} at column {error.colno})."
             ) from error
         except (ValueError, RecursionError) as error:  # a number of thousands of digits, or levels
             raise InvalidInput(
-                f"{str(file)!r}, line {line}: a number or the nesting is too long; correct it."
+                f"{_place(file, line)}: a number or the nesting is too long; correct it."
             ) from error
         if not isinstance(row, dict):
             raise InvalidInput(
-                f"{str(file)!r}, line {line}: {type(row).__name__} instead of an object with fields."
+                f"{_place(file, line)}: {type(row).__name__} instead of an object with fields."
             )
         yield line, words, row
+
+
+def _place(file: Path, line: int) -> str:
+    """Returns where a row is: its line, or its number in an array."""
+    return f"{str(file)!r}, {'row' if file.suffix == '.json' else 'line'} {line}"
 
 
 def layout_of(file: Path, line: int, row: dict[str, Any]) -> str:
@@ -183,33 +209,25 @@ def layout_of(file: Path, line: int, row: dict[str, Any]) -> str:
         if layout.field in row:
             return name
     known = ", ".join(f'"{layout.field}"' for layout in LAYOUTS.values())
-    raise InvalidInput(f"{str(file)!r}, line {line}: none of the fields {known}; give one of them.")
-
-
-def _text(row: dict[str, Any], field: str) -> str:
-    value = row.get(field)
-    if not isinstance(value, str) or not value.strip():
-        shown = json.dumps(value, ensure_ascii=False)[:40] if field in row else "missing"
-        raise WrongField(f'"{field}" is {shown}; give text')
-    if HALF.search(value):
-        raise HalfCharacter(field)
-    return value
+    raise InvalidInput(f"{_place(file, line)}: none of the fields {known}; give one of them.")
 
 
 def _problem(row: dict[str, Any]) -> Prompt:
-    question = _text(row, "question")
-    answer = last_number(_text(row, "answer")) if "answer" in row else None
+    question = text_of(row, "question")
+    answer = last_number(text_of(row, "answer")) if "answer" in row else None
     return Prompt(f"Question: {question}\nAnswer:", answer)
 
 
 def _chat(row: dict[str, Any]) -> Prompt:
-    turns = row.get("turns")
-    if not isinstance(turns, list) or not turns:
-        shown = json.dumps(turns, ensure_ascii=False)[:40] if "turns" in row else "missing"
-        raise WrongField(f'"turns" is {shown}; give a list of texts')
-    named = {f"turns[{i}]": turn for i, turn in enumerate(turns)}
-    first, *later = (f"User: {_text(named, name)}\nAssistant:" for name in named)
-    return Prompt(first, _reference(row), tuple(f"\n{text}" for text in later), _question(row), user=turns[0])
+    return attrs.evolve(_conversation(None, turns_in(row)), answer=_reference(row), question=_question(row))
+
+
+def _conversation(system: str | None, turns: tuple[Turn, ...]) -> Prompt:
+    """Returns a conversation, with texts for models that know no chat."""
+    first, *rest = (f"User: {turn.user}\nAssistant:" for turn in turns)
+    answered = ("" if turn.answer is None else f" {turn.answer}" for turn in turns)
+    later = tuple(f"{answer}\n{text}" for answer, text in zip(answered, rest, strict=False))
+    return Prompt(f"{system}\n{first}" if system else first, later=later, turns=turns, system=system)
 
 
 def _question(row: dict[str, Any]) -> tuple[int | str, str] | None:
@@ -227,12 +245,15 @@ def _reference(row: dict[str, Any]) -> str | None:
 
 
 def _as_it_stands(row: dict[str, Any]) -> Prompt:
-    return Prompt(_text(row, "prompt"))
+    return Prompt(text_of(row, "prompt"))
 
 
+_USER = ("\nUser:",)
 LAYOUTS = {
     "problems": Layout("question", _problem, stops=("\nQuestion:",)),
-    "chat": Layout("turns", _chat, stops=("\nUser:",)),
+    "chat": Layout("turns", _chat, stops=_USER),
+    "sharegpt": Layout("conversations", lambda row: _conversation(*shared_conversation(row)), stops=_USER),
+    "messages": Layout("messages", lambda row: _conversation(*message_conversation(row)), stops=_USER),
     "prompt": Layout("prompt", _as_it_stands),
 }
 

@@ -11,13 +11,14 @@ from typing import Annotated, Any
 import typer
 
 from draftwood import Statistics
-from draftwood.apps.files import trace
+from draftwood.apps.files import datasets, trace
+from draftwood.apps.files.datasets import Prompt
 from draftwood.apps.files.text import IncrementalText, Streamer, decode
 from draftwood.apps.files.text_input import decoded
 from draftwood.apps.generate.text_file import write_file
 from draftwood.apps.generate.weak_head import warning_of
 from draftwood.apps.models import by_name as models
-from draftwood.apps.models.chat import AsChat, encoded
+from draftwood.apps.models.chat import AsChat, encoded, encoded_chat
 from draftwood.apps.models.method import Words
 from draftwood.apps.terminal.cli_errors import INTERRUPTED
 from draftwood.apps.terminal.shown import say, to_stderr, write_out
@@ -44,6 +45,24 @@ def _prompts(texts: list[str], file: Path | None) -> list[str]:
     if not all(text.strip() for text in texts):
         raise InvalidInput("The prompt is empty; give at least one word.")
     return texts
+
+
+def _conversations(file: Path | None) -> list[Prompt] | None:
+    """The conversations of a file of JSON, whose last turns are to be answered; None for any other file.
+
+    Raises:
+        InvalidInput: an earlier turn without an answer.
+    """
+    if file is None or file.suffix not in (".json", ".jsonl"):
+        return None
+    prompts = list(datasets.read(file).prompts)
+    for number, prompt in enumerate(prompts, 1):
+        if not all(prompt.is_answered(turn) for turn in range(len(prompt.chat) - 1)):
+            raise InvalidInput(
+                f"Prompt {number} of {str(file)!r} has several turns without answers; give them as messages "
+                "with role and content, or run draftwood bench --chat, which answers them."
+            )
+    return prompts
 
 
 def text_of_option(word: str, option: str) -> str:
@@ -227,10 +246,14 @@ def generate(
             raise InvalidInput(f"{name} goes with --data; give the file of the prompts.")
     if trace_file is not None:
         check_writable(trace_file)
-    texts = _prompts(prompt or [], prompt_file)
+    conversations = _conversations(prompt_file) if chat and not prompt else None
+    texts = _prompts(prompt or [], prompt_file) if conversations is None else []
 
     loaded = method.loaded()
-    given = encoded(loaded.tokenizer, texts, chat=chat)
+    if conversations is None:
+        given = encoded(loaded.tokenizer, texts, chat=chat)
+    else:
+        given = [encoded_chat(loaded.tokenizer, one, [""] * (len(one.chat) - 1)) for one in conversations]
     decoder = method.decoder(loaded, [token for row in given for token in row])
 
     streamed = len(given) == 1 and not as_json

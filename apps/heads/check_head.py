@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from draftwood.apps.files.datasets import read
+from draftwood.apps.files.datasets import Prompt, read
+from draftwood.apps.files.text import decode
 from draftwood.apps.models import by_name as models
-from draftwood.apps.models.chat import AsChat, encoded
+from draftwood.apps.models.chat import AsChat, answer_tokens, encoded, encoded_chat
 from draftwood.apps.models.prompts import PROMPTS
 from draftwood.apps.terminal.cli_errors import FAILED
 from draftwood.apps.terminal.shown import to_stderr
@@ -64,8 +65,12 @@ def check_head(
     if not callable(getattr(model, "generate", None)):
         raise UnsupportedModel(f"{target!r} is no model that generate() runs; a head is checked on one.")
     made = load_for(models.locate(head), loaded.target)
-    texts = _texts(data, prompts)
-    rows = [_continued(model, ids, tokens) for ids in encoded(loaded.tokenizer, texts, chat=chat)]
+    asked = _prompts(data, prompts)
+    if chat:
+        given = [_last_turn(model, loaded.tokenizer, prompt, tokens) for prompt in asked]
+    else:
+        given = encoded(loaded.tokenizer, [prompt.text for prompt in asked], chat=False)
+    rows = [_continued(model, ids, tokens) for ids in given]
     floors = floors_of(rows)
     found = compared(model, made, rows, depths=depths)
     _show(made, found, floors, len(rows))
@@ -84,13 +89,25 @@ def _check_order(target: str, head: str) -> None:
         )
 
 
-def _texts(file: Path | None, count: int) -> list[str]:
+def _prompts(file: Path | None, count: int) -> list[Prompt]:
     if file is not None:
-        return [prompt.text for prompt in read(file).spread(count)]
+        return read(file).spread(count)
     built_in = [text for texts in zip(*PROMPTS.values(), strict=False) for text in texts]
     # Of the few built-in prompts, shorter ones make more.
     cut = [text[: len(text) * part // 4] for part in (4, 3, 2, 1) for text in built_in]
-    return [text for text in cut if text.strip()][:count]
+    return [Prompt(text) for text in cut if text.strip()][:count]
+
+
+def _last_turn(model: Any, tokenizer: Any, prompt: Prompt, tokens: int) -> list[int]:
+    """Returns the last turn of a conversation; earlier answers are the file's or the target's greedy ones."""
+    answers: list[str] = []
+    for turn in range(len(prompt.chat) - 1):
+        if prompt.is_answered(turn):
+            answers.append("")
+            continue
+        rows = _continued(model, encoded_chat(tokenizer, prompt, answers), tokens)
+        answers.append(decode(tokenizer, answer_tokens(tokenizer, rows.tokens[0, rows.prompt :].tolist())))
+    return encoded_chat(tokenizer, prompt, answers)
 
 
 def _continued(model: Any, ids: Sequence[int], tokens: int) -> Rows:

@@ -10,6 +10,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention, silu
 
 from draftwood.strategies.blocks.config import BlockConfig
 from draftwood.strategies.heads.rope import frequencies, turned_by
+from draftwood.strategies.heads.rotation import Rotation, undone
 from draftwood.strategies.heads.vocabulary import check_target_ids, is_everything
 
 KeysValues = list[tuple[Tensor, Tensor]]
@@ -147,7 +148,8 @@ class BlockHead(Module):
     """A block drafter of the DFlash family.
 
     It takes the target's embeddings and output head where it brings none. `target_ids` `[proposed]` int64 are
-    the target's tokens that its own stand for.
+    the target's tokens that its own stand for. `rotation` is undone in features, for a target that was
+    rotated after the drafter was trained.
 
     Source: DFlash (z-lab), JetSpec (arXiv 2606.18394), DSpark (arXiv 2607.05147).
     """
@@ -164,6 +166,7 @@ class BlockHead(Module):
         super().__init__()
         width = config.hidden_size
         self.config = config
+        self.rotation: Rotation | None = None
         self.fc = Linear(len(config.taps) * config.feature_width, width, bias=False)
         self.hidden_norm, self.norm = (Norm(width, config.norm_eps) for _ in range(2))
         self.layers = ModuleList(Layer(config) for _ in config.causal)
@@ -241,7 +244,7 @@ class BlockHead(Module):
 
     def project(self, features: Float[Tensor, "*n taps"]) -> Float[Tensor, "*n hidden"]:
         """Returns the projected features of the target, which all layers read."""
-        out: Tensor = self.hidden_norm(self.fc(features))
+        out: Tensor = self.hidden_norm(self.fc(undone(self.rotation, features)))
         return out
 
     def context(

@@ -17,6 +17,7 @@ from draftwood.strategies.blocks.files import is_block, load_block
 from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.drafters.depth_marginals import AskedNodes
 from draftwood.strategies.drafters.feature_marginals import FeatureMarginals, check_target
+from draftwood.strategies.drafters.rotated_target import undo_rotation
 from draftwood.strategies.heads.found import described_in, folder_of
 
 _WHAT = "the block drafter"
@@ -41,9 +42,11 @@ class BlockDrafter(FeatureMarginals):
         target: a backend that declares its `feature_layers`. It must have no rows yet.
         head: a folder or hub name in one of the formats of `blocks.files`, or the module, which goes to the
             target's device and dtype.
+        rotation: `"none"` for a head that was trained on this very target though that is rotated, or a file
+            of safetensors with the rotation; None for what the files of the target say.
 
     Raises:
-        UnsupportedModel: the target declares that it gives no features.
+        UnsupportedModel: the target declares that it gives no features, or its rotation cannot be undone.
         IncompatibleModels: a head for another width, vocabulary or number of layers than the target's.
         InvalidInput: a head that cannot be read.
 
@@ -51,6 +54,7 @@ class BlockDrafter(FeatureMarginals):
     """
 
     head: BlockHead = attrs.field(converter=_as_head, repr=False)
+    rotation: str | None = attrs.field(default=None, kw_only=True)
     _contexts: Contexts = attrs.field(init=False, repr=False)
     _slots: Tensor | None = attrs.field(default=None, init=False, repr=False)  # of this round's blocks
     # The state of a recurrent correction after every node, by request number.
@@ -69,6 +73,7 @@ class BlockDrafter(FeatureMarginals):
         )
         self.head.to(self.target.input_embeddings(torch.zeros(1, dtype=torch.int64)))
         self.head.requires_grad_(False)
+        undo_rotation(self.head, self.target, self.rotation)
         self._contexts = Contexts(self.head)
 
     @staticmethod
@@ -111,7 +116,7 @@ class BlockDrafter(FeatureMarginals):
         tokens = torch.full((len(roots), config.block_size), config.mask_token_id)
         tokens[:, 0] = torch.tensor([root or 0 for root in roots])
         device = self.target.device
-        slots = self._embedded(tokens.to(device, non_blocking=True), head.embed_tokens)
+        slots = self._embedded(tokens.to(device, non_blocking=True), head)
         states = head(slots, self._contexts.known, lengths)
         self._slots = states
         states = states[:, config.block_size - config.depths :]
@@ -158,7 +163,7 @@ class BlockDrafter(FeatureMarginals):
         for depth in asked.depths[asked.depths >= 0].unique().tolist():
             row, node = (asked.depths == depth).nonzero(as_tuple=True)
             tokens, known = asked.tokens[row, node], None
-            words = self._embedded(tokens, head.embed_tokens) if head.config.gru else None
+            words = self._embedded(tokens, head) if head.config.gru else None
             if depth:
                 known = states[row, asked.parents[row, node]]
             elif before.shape[1] and not head.config.gru:

@@ -12,10 +12,11 @@ import torch
 from draftwood import InvalidInput, StateBackend
 from draftwood.strategies.drafters.layer_skip import as_layers
 from draftwood.strategies.drafters.pair_drafter import PairDrafter, check_sizes
+from draftwood.strategies.drafters.rotated_target import undo_rotation
 from draftwood.strategies.drafters.target import as_target
 from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.eagle3 import Eagle3Head
-from draftwood.strategies.heads.formats import is_head, load_head
+from draftwood.strategies.heads.formats import check_generation, is_head, load_head
 from draftwood.strategies.heads.found import described_in, folder_of
 
 
@@ -42,9 +43,11 @@ class Eagle3(PairDrafter):
             target's device and dtype.
         taps: layers of the target to read instead of those that the head names, as numbers or as text such as
             `"2,16,29"`.
+        rotation: `"none"` for a head that was trained on this very target though that is rotated, or a file
+            of safetensors with the rotation; None for what the files of the target say.
 
     Raises:
-        UnsupportedModel: the target declares that it gives no features.
+        UnsupportedModel: the target declares that it gives no features, or its rotation cannot be undone.
         IncompatibleModels: a head for another width or vocabulary than the target's.
         InvalidInput: a head that cannot be read, or one that taps layers which the target does not have.
 
@@ -54,10 +57,13 @@ class Eagle3(PairDrafter):
     target: StateBackend = attrs.field(converter=as_target, repr=False)
     head: Any = attrs.field(repr=False)
     taps: tuple[int, ...] | None = attrs.field(default=None, converter=as_taps, kw_only=True)
+    rotation: str | None = attrs.field(default=None, kw_only=True)
     source = "EAGLE-3 (Li et al. 2025), section 3"
 
     def __attrs_post_init__(self) -> None:
         if isinstance(self.head, str | PathLike):
+            if (described := described_in(self.head)).is_dir():
+                check_generation(described)  # before weights are fetched
             self.head = load_head(folder_of(self.head), taps=self.taps)
         check_fits(self.head, self.target)
         taps = tapped(self.head.config, self.taps).taps_in(self.target.feature_layers)
@@ -65,6 +71,7 @@ class Eagle3(PairDrafter):
         self.head.requires_grad_(False)
         if self.head.lm_head is None:
             self.head.borrow(self.target.output_head)
+        undo_rotation(self.head, self.target, self.rotation)
         self._begin(taps)
 
     @staticmethod

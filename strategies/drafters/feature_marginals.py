@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import attrs
-import torch
 from torch import Tensor
 
 from draftwood import IncompatibleModels, InvalidInput, StateBackend, UnsupportedModel
 from draftwood.strategies.drafters.depth_marginals import DepthMarginals
+from draftwood.strategies.drafters.rotated_target import RotatedHead
 from draftwood.strategies.drafters.target import as_target
+from draftwood.strategies.heads.rotation import undone
 
 
 @attrs.define(eq=False)
@@ -69,9 +70,11 @@ class FeatureMarginals(DepthMarginals):
                 )
         return taken
 
-    def _embedded(self, tokens: Tensor, table: torch.nn.Module | None) -> Tensor:
-        """Embeddings by a head's own `table`, or by the target's."""
-        embedded: Tensor = self.target.input_embeddings(tokens) if table is None else table(tokens)
+    def _embedded(self, tokens: Tensor, head: RotatedHead) -> Tensor:
+        """Embeddings by a head's own table, or by the target's."""
+        if head.embed_tokens is None:
+            return undone(head.rotation, self.target.input_embeddings(tokens))
+        embedded: Tensor = head.embed_tokens(tokens)
         return embedded
 
 

@@ -20,6 +20,7 @@ from draftwood.base.errors import UnsupportedModel
 from draftwood.base.whole_files import write_by, write_json
 from draftwood.protocols.model_prompt import ModelPrompt, filled_words
 from draftwood.strategies.drafters.depth_marginals import DepthMarginals
+from draftwood.strategies.drafters.rotated_target import check_not_rotated
 from draftwood.strategies.drafters.target import as_target
 from draftwood.strategies.heads.found import described_in, folder_of
 from draftwood.strategies.heads.medusa import is_medusa, read_medusa
@@ -157,9 +158,10 @@ class MedusaHeads(DepthMarginals):
         target: a backend that declares its `feature_layers`. It must have no rows yet.
         heads: a folder that `save_heads` wrote, a folder or hub name with published heads, or the module; it
             goes to the target's device and dtype.
+        rotation: `"none"` for heads that were trained on this very target though that is rotated.
 
     Raises:
-        UnsupportedModel: the target declares that it gives no features.
+        UnsupportedModel: the target declares that it gives no features, or is rotated.
         IncompatibleModels: heads for another width or vocabulary than the target's.
         InvalidInput: heads that cannot be read.
 
@@ -168,6 +170,7 @@ class MedusaHeads(DepthMarginals):
 
     target: StateBackend = attrs.field(converter=as_target, repr=False)
     heads: Heads = attrs.field(converter=_as_heads, repr=False)
+    rotation: str | None = attrs.field(default=None, kw_only=True)
     # Every row's state after its last committed token, [hidden]; None where there is none.
     _hidden: list[Tensor | None] = attrs.field(factory=list, init=False, repr=False)
     source = "Medusa (Cai et al. 2024), section 2.1.1"
@@ -187,6 +190,7 @@ class MedusaHeads(DepthMarginals):
                     f"The heads were made for {what} {ours}, but the target's is {theirs}; train heads on "
                     "this target."
                 )
+        check_not_rotated(self.target, self.rotation, kind="Medusa heads")
         self.target.keep_features([self.target.feature_layers], last=1)
 
     @staticmethod

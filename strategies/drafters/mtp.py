@@ -14,7 +14,8 @@ from torch import Tensor
 
 from draftwood import InvalidInput, Request, Requests, StateBackend
 from draftwood.strategies.drafters.pair_drafter import PairDrafter, check_sizes
-from draftwood.strategies.drafters.target import as_target
+from draftwood.strategies.drafters.rotated_target import check_not_rotated
+from draftwood.strategies.drafters.target import as_target, checkpoint_of
 from draftwood.strategies.heads.found import described_in
 from draftwood.strategies.mtp.checkpoint import is_layer, load_layer
 from draftwood.strategies.mtp.head import MtpHead
@@ -22,14 +23,16 @@ from draftwood.strategies.mtp.head import MtpHead
 log = logging.getLogger(__name__)
 
 
-def _as_head(head: MtpHead | str | PathLike[str]) -> MtpHead:
-    return load_layer(described_in(head)) if isinstance(head, str | PathLike) else head
-
-
-def _layer_of(target: StateBackend) -> MtpHead:
+def _own_checkpoint(target: StateBackend) -> Path:
     if not target.feature_layers:
         check_sizes(target, width=0, vocabulary=0, kind="mtp")
-    return load_layer(checkpoint_of(target))
+    folder = checkpoint_of(target)
+    if folder is None:
+        raise InvalidInput(
+            "The target was not loaded from a folder or hub name whose files are here, so its MTP layer "
+            "cannot be found; name a folder with -o head=FOLDER."
+        )
+    return folder
 
 
 @attrs.define(eq=False)
@@ -50,6 +53,7 @@ class Mtp(PairDrafter):
         head: a folder or hub name, of a checkpoint that holds an MTP layer or of only a layer, or the
             module, which goes to the target's device and dtype; None for the layer in the target's own
             checkpoint.
+        rotation: `"none"` for a layer that was trained on this very target though that is rotated.
 
     Raises:
         UnsupportedModel: the target declares that it gives no features, or a layer that is not served.
@@ -60,15 +64,21 @@ class Mtp(PairDrafter):
     """
 
     target: StateBackend = attrs.field(converter=as_target, repr=False)
-    head: MtpHead = attrs.field(
-        default=attrs.Factory(lambda drafter: _layer_of(drafter.target), takes_self=True),
-        converter=_as_head,
-        repr=False,
-    )
+    head: Any = attrs.field(default=None, repr=False)
+    rotation: str | None = attrs.field(default=None, kw_only=True)
     _said: bool = attrs.field(default=False, init=False, repr=False)
     source = "DeepSeek-V3 (2024), section 2.2"
 
     def __attrs_post_init__(self) -> None:
+        if self.head is None:
+            self.head = _own_checkpoint(self.target)
+        if isinstance(self.head, str | PathLike):
+            folder = described_in(self.head)
+            # The layer of the target's own checkpoint was rotated with it, if at all.
+            own = checkpoint_of(self.target)
+            if own is None or folder.resolve() != own.resolve():
+                check_not_rotated(self.target, self.rotation, kind="MTP layers")
+            self.head = load_layer(folder)
         head = self.head
         check_sizes(self.target, width=head.width, vocabulary=head.vocab_size, kind="mtp")
         words = self.target.input_embeddings(torch.zeros(1, dtype=torch.int64))
@@ -112,29 +122,3 @@ class Mtp(PairDrafter):
             theirs = self.target.output_head(states).to(head.like)
             if torch.allclose(theirs, head.lm_head(states), rtol=1e-3, atol=1e-3):
                 head.lm_head = None
-
-
-def checkpoint_of(target: StateBackend) -> Path:
-    """The folder of the checkpoint that `target` was loaded from, on the hub's shelf here where it has one.
-
-    Raises:
-        InvalidInput: it was not loaded from one, or its files are not here.
-    """
-    config = getattr(getattr(target, "model", None), "config", None)
-    name = str(getattr(config, "name_or_path", "") or "")
-    if Path(name).is_dir() and name:
-        return Path(name)
-    found = None
-    if name:
-        from transformers.utils import cached_file
-
-        try:
-            found = cached_file(name, "config.json", local_files_only=True)
-        except OSError:
-            found = None
-    if found is None:
-        raise InvalidInput(
-            "The target was not loaded from a folder or hub name whose files are here, so its MTP layer "
-            "cannot be found; name a folder with -o head=FOLDER."
-        )
-    return Path(found).parent

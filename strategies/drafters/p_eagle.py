@@ -15,6 +15,7 @@ from draftwood import InvalidInput, Outcome
 from draftwood.protocols.model_prompt import ModelPrompt, filled_words
 from draftwood.strategies.drafters.eagle3 import as_taps, tapped
 from draftwood.strategies.drafters.feature_marginals import FeatureMarginals
+from draftwood.strategies.drafters.rotated_target import undo_rotation
 from draftwood.strategies.heads.found import described_in, folder_of
 from draftwood.strategies.heads.peagle import Known, PEagleHead, is_peagle, load_peagle
 
@@ -38,9 +39,11 @@ class PEagle(FeatureMarginals):
         mask_token_id: the token of what is not drafted yet, where the folder does not say it.
         taps: layers of the target to read instead of those that the head names, as numbers or as text such as
             `"2,16,29"`.
+        rotation: `"none"` for a head that was trained on this very target though that is rotated, or a file
+            of safetensors with the rotation; None for what the files of the target say.
 
     Raises:
-        UnsupportedModel: the target declares that it gives no features.
+        UnsupportedModel: the target declares that it gives no features, or its rotation cannot be undone.
         IncompatibleModels: a head for another width or vocabulary than the target's.
         InvalidInput: a head that cannot be read, or one that taps layers which the target does not have.
 
@@ -51,6 +54,7 @@ class PEagle(FeatureMarginals):
     depths: int | None = attrs.field(default=None, kw_only=True)
     mask_token_id: int | None = attrs.field(default=None, kw_only=True)
     taps: tuple[int, ...] | None = attrs.field(default=None, converter=as_taps, kw_only=True)
+    rotation: str | None = attrs.field(default=None, kw_only=True)
     # Of every row the keys and values of its pairs, by layer, and the state that waits for its root.
     _known: list[Known] = attrs.field(factory=list, init=False, repr=False)
     _last: list[Tensor | None] = attrs.field(factory=list, init=False, repr=False)
@@ -74,6 +78,7 @@ class PEagle(FeatureMarginals):
         self.head.requires_grad_(False)
         if self.head.head.lm_head is None:
             self.head.head.borrow(self.target.output_head)
+        undo_rotation(self.head.head, self.target, self.rotation)
 
     @staticmethod
     def reads(head: Any) -> bool:
@@ -144,7 +149,7 @@ class PEagle(FeatureMarginals):
         for line, (tokens, _) in enumerate(pairs.values()):
             padded[line, : len(tokens)] = torch.tensor(tokens)
         states = pad_sequence([beside for _, beside in pairs.values()], batch_first=True)
-        embeddings = self._embedded(padded.to(states.device), self.head.head.embed_tokens)
+        embeddings = self._embedded(padded.to(states.device), self.head.head)
         _, new = self.head.read(embeddings, states, [self._known[row] for row in pairs], counts)
         for row, layers in zip(pairs, new, strict=True):
             known = self._known[row]
@@ -166,7 +171,7 @@ class PEagle(FeatureMarginals):
         states[:, 0] = first
         tokens = torch.full((len(roots), count), config.mask_token_id, device=states.device)
         tokens[:, 0] = torch.tensor([root or 0 for root in roots], device=states.device)
-        embeddings = self._embedded(tokens, head.embed_tokens)
+        embeddings = self._embedded(tokens, head)
         out, _ = self.head.read(embeddings, states, self._known, [count] * len(roots))
         logits: Tensor = head.target_logits(out)
         logits[[row for row, last in enumerate(self._last) if last is None]] = -torch.inf

@@ -22,6 +22,7 @@ from draftwood import (
 from draftwood.protocols.model_prompt import ModelPrompt, filled_words
 from draftwood.strategies.heads.pair_rows import PairRows
 from draftwood.strategies.heads.pairs import PairHead
+from draftwood.strategies.heads.rotation import undone
 
 
 @attrs.define(eq=False)
@@ -101,7 +102,7 @@ class PairDrafter(Drafter):
     def _embed(self, tokens: Tensor) -> Tensor:
         table = self._pairs.embed_tokens
         if table is None:
-            return self.target.input_embeddings(tokens)
+            return undone(self._pairs.rotation, self.target.input_embeddings(tokens))
         embeddings: Tensor = table(tokens)
         return embeddings
 

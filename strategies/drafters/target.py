@@ -1,8 +1,9 @@
-"""The target of drafters that run on the target itself."""
+"""The target of drafters that run on the target itself, and the folder of its checkpoint."""
 
 from __future__ import annotations
 
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,3 +20,21 @@ def as_target(target: Any) -> StateBackend:
         )
     backend: StateBackend = target
     return backend
+
+
+def checkpoint_of(target: StateBackend) -> Path | None:
+    """Returns the folder of the checkpoint that `target` was loaded from, in the hub's cache for a hub name.
+
+    None where it was not loaded from one, or its files are not here.
+    """
+    config = getattr(getattr(target, "model", None), "config", None)
+    name = str(getattr(config, "name_or_path", "") or "")
+    if not name or Path(name).is_dir():
+        return Path(name) if name else None
+    from transformers.utils import cached_file
+
+    try:
+        found = cached_file(name, "config.json", local_files_only=True)
+    except OSError:
+        return None
+    return None if found is None else Path(found).parent

@@ -13,6 +13,7 @@ from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.layers import FirstLayer, PlainLayer, RMSNorm, Turn
 from draftwood.strategies.heads.pairs import HeadsAndWidth, PairAttention
 from draftwood.strategies.heads.rope import frequencies, rotated
+from draftwood.strategies.heads.rotation import Rotation, undone
 from draftwood.strategies.heads.vocabulary import check_target_ids, is_everything
 
 
@@ -24,7 +25,8 @@ class Eagle3Head(Module):
     makes of pairs states, whose `logits` say which token follows.
 
     Parameters have the names of SafeAILab's files. `target_ids` `[draft_vocab_size]` int64 are the target's
-    tokens that the head's own stand for.
+    tokens that the head's own stand for. `rotation` is undone in features, for a target that was rotated
+    after the head was trained.
 
     Source: EAGLE-3 (Li et al. 2025, arXiv 2503.01840), section 3.
     """
@@ -47,6 +49,7 @@ class Eagle3Head(Module):
         self.lm_head = Linear(width, config.draft_vocab_size, bias=False) if config.own_head else None
         # No module of this one: the target's output head is the target's.
         self.lent: list[Callable[[Tensor], Tensor]] = []
+        self.rotation: Rotation | None = None
         self.embed_tokens = Embedding(config.vocab_size, width) if config.own_embedding else None
         self.input_norm = RMSNorm(features, config.norm_eps) if config.norm_before_fc else None
         self.fc_norm = (
@@ -101,6 +104,7 @@ class Eagle3Head(Module):
 
     def project(self, features: Tensor) -> Tensor:
         """States `[..., hidden_size]` of the target's features `[..., taps * target_hidden_size]`."""
+        features = undone(self.rotation, features)
         if self.input_norm is not None:
             features = self.input_norm(features)
         if self.fc_norm is not None:

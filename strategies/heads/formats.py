@@ -23,6 +23,7 @@ from draftwood.strategies.heads.files import (
     stored_names,
     write_head,
 )
+from draftwood.strategies.heads.found import on_hub
 from draftwood.strategies.heads.keys import named_classes, switch
 from draftwood.strategies.heads.sizes import check_held, check_taps
 from draftwood.strategies.heads.vocabulary import maps_of, target_ids_of
@@ -44,7 +45,7 @@ def is_head(folder: str | PathLike[str]) -> bool:
         return False
     # EAGLE-1 and EAGLE-2 are told apart when a head is read.
     named = any("eagle" in name for name in classes) or description.get("model_type") == "eagle"
-    return named or "draft_vocab_size" in description or _is_first_generation(folder, description)
+    return named or "draft_vocab_size" in description or bool(_generation(folder, description))
 
 
 def load_head(folder: str | PathLike[str], *, taps: tuple[int, ...] | None = None) -> Eagle3Head:
@@ -63,7 +64,7 @@ def load_head(folder: str | PathLike[str], *, taps: tuple[int, ...] | None = Non
     description = read_description(folder)
     kind: Format = "speculators" if "speculators_model_type" in description else "safeailab"
     format_ = _FORMATS[kind]
-    _check_generation(folder, description, where)
+    check_generation(folder)
     check_no_model(folder)
     stored = with_usual_names(read_tensors(folder), where=where)
     _tie(description, stored, where)
@@ -85,38 +86,55 @@ def load_head(folder: str | PathLike[str], *, taps: tuple[int, ...] | None = Non
     return head
 
 
-def _check_generation(folder: str | PathLike[str], description: Mapping[str, Any], where: str) -> None:
-    """Refuse heads of EAGLE-1 and EAGLE-2, by their class or their tensors."""
+def check_generation(folder: str | PathLike[str]) -> None:
+    """Refuse heads of EAGLE-1 and EAGLE-2, by their class or their tensors.
+
+    Args:
+        folder: of the description; weights that are not there are looked up on the hub.
+
+    Raises:
+        InvalidInput: such a head, or a description that cannot be read.
+    """
+    description = read_description(folder)
     names = [name.lower() for name in named_classes(description)]
     older = [name for name in names if "eagle" in name and "eagle3" not in name]
     if description.get("speculators_model_type") is None and (
         description.get("model_type") == "eagle"
         or (older and "draft_vocab_size" not in description)
-        or _is_first_generation(folder, description)
+        or _generation(folder, description) == 1
     ):
         raise InvalidInput(
-            f"{where} describes a head of EAGLE-1 or EAGLE-2, which reads the target's last layer only; "
-            "EAGLE-3 heads are read, so use one of those."
+            f"{str(folder)!r} describes a head of EAGLE-1 or EAGLE-2, which reads the target's last layer "
+            "only; EAGLE-3 heads are read, so use one of those."
         )
 
 
 _OF_EAGLE_3 = ("draft_vocab_size", "eagle_config", "speculators_model_type")
 _BEFORE_EAGLE_3 = frozenset({"fc.weight", "layers.0.self_attn.q_proj.weight"})
+_EAGLE_3 = frozenset({"fc.weight", "midlayer.self_attn.q_proj.weight"})
 
 
-def _is_first_generation(folder: str | PathLike[str], description: Mapping[str, Any]) -> bool:
-    """Whether the tensors have the names that EAGLE-1 and EAGLE-2 use.
+def _generation(folder: str | PathLike[str], description: Mapping[str, Any]) -> int | None:
+    """Returns 1 for tensors named as those of EAGLE-1 and EAGLE-2, 3 for EAGLE-3's, and else None.
 
     Published descriptions name a Llama with one layer, so no other files are looked into. A
     language model has no `fc`, and heads of later kinds norm what `fc` gives.
     """
     if description.get("num_hidden_layers") != 1 or any(key in description for key in _OF_EAGLE_3):
-        return False
+        return None
     try:
-        names = {name.removeprefix("model.") for name in stored_names(folder)}
+        stored = stored_names(folder)
     except InvalidInput:
-        return False
-    return names >= _BEFORE_EAGLE_3 and not any("hidden_norm" in name for name in names)
+        there = on_hub(folder)
+        if there is None:
+            return None
+        if there.tensors is None:  # of pickles: a language model is published with its tokenizer
+            return None if there.has_tokenizer else 1
+        stored = there.tensors
+    names = {name.removeprefix("model.") for name in stored}
+    if names >= _EAGLE_3:
+        return 3
+    return 1 if names >= _BEFORE_EAGLE_3 and not any("hidden_norm" in name for name in names) else None
 
 
 def _tie(description: Mapping[str, Any], stored: dict[str, Tensor], where: str) -> None:

@@ -8,14 +8,31 @@ from os import PathLike
 from pathlib import Path
 from time import monotonic
 
+import attrs
+
 from draftwood import InvalidInput
-from draftwood.strategies.heads.files import CONFIG, INDEX, PICKLES, files_of_index
+from draftwood.strategies.heads.files import CONFIG, INDEX, PICKLES, WEIGHTS, files_of_index
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SECONDS = 60.0
 _missed: dict[str, float] = {}
 """When a repository could not be reached, by its name."""
 _FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]
+_repositories: dict[Path, str] = {}
+"""Names of repositories, by the folder of their description."""
+
+
+@attrs.frozen
+class OnHub:
+    """The files of a repository that are not here.
+
+    Attributes:
+        tensors: the names of its tensors; None where it has pickles only.
+        has_tokenizer: whether it has files of a tokenizer.
+    """
+
+    tensors: frozenset[str] | None
+    has_tokenizer: bool
 
 
 def described_in(name: str | PathLike[str]) -> Path:
@@ -25,7 +42,41 @@ def described_in(name: str | PathLike[str]) -> Path:
     """
     if not _is_hub_name(name):
         return Path(name)
-    return _described_on_hub(str(name)) or Path(name)
+    found = _described_on_hub(str(name))
+    if found is None:
+        return Path(name)
+    _repositories[found] = str(name)
+    return found
+
+
+def on_hub(folder: str | PathLike[str]) -> OnHub | None:
+    """Returns what the hub says of the files of a repository; of safetensors only their headers are fetched.
+
+    Args:
+        folder: where `described_in` found its description.
+
+    Returns:
+        None for a folder that is of no repository.
+
+    Raises:
+        InvalidInput: the hub cannot be asked.
+    """
+    name = _repositories.get(Path(folder))
+    if name is None:
+        return None
+    from huggingface_hub import HfApi
+
+    try:
+        files = HfApi().list_repo_files(name)
+        safe = any(file in (WEIGHTS, INDEX) for file in files)
+        tensors = frozenset(HfApi().get_safetensors_metadata(name).weight_map) if safe else None
+    except Exception as error:  # of the network or the hub, in many classes
+        reason = " ".join(str(error).split())[:120].rstrip(".")
+        raise InvalidInput(
+            f"{name!r} describes one layer, which a head or a language model may have, and its files cannot "
+            f"be looked up on the hub ({reason}); download it first, or try again."
+        ) from error
+    return OnHub(tensors, any("tokenizer" in file for file in files))
 
 
 def folder_of(name: str | PathLike[str]) -> Path:

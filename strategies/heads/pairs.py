@@ -11,6 +11,8 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from draftwood.strategies.heads.rotation import Rotation
+
 HeadsAndWidth = tuple[int, int]
 """How many vectors are kept of a pair, and how wide they are."""
 
@@ -51,9 +53,11 @@ class PairHead(Protocol):
             then a text is read by `step`, and else by `keys_values`.
         like: some tensor of the dtype and device of its passes.
         embed_tokens: its own table of words; None where it is the target's.
+        rotation: undone in features and embeddings of the target; None where there is none.
     """
 
     embed_tokens: Any
+    rotation: Rotation | None
 
     @property
     def width(self) -> int: ...

@@ -96,9 +96,10 @@ def save_layer(head: MtpHead, folder: str | PathLike[str], *, target: str) -> No
 
 def _tensors(folder: Path, layout: Layout, where: str) -> dict[str, Tensor]:
     """Returns the tensors of the layer, by our names."""
-    found = read_named(folder, lambda name: name.startswith(layout.prefix) and not name.endswith(_COMPUTED))
-    if not found:
-        raise without_layer(where, f"no tensor begins with {layout.prefix}")
+    beginnings = tuple(layout.prefix + begin for begin in layout.family.beginnings)
+    found = read_named(folder, lambda name: name.startswith(beginnings) and not name.endswith(_COMPUTED))
+    if not any(name.startswith(beginnings[0]) for name in found):
+        raise without_layer(where, f"no tensor begins with {beginnings[0]}")
     return {_ours(name, layout): tensor for name, tensor in found.items()}
 
 

@@ -48,6 +48,9 @@ class Family:
         names: the beginnings of names after that, and ours; a longer one goes before a shorter one.
         epsilon: the key of its norms' epsilon.
         state_first: the state precedes the embedding where both are projected.
+        before_norm: it reads and hands on states before the model's last norm, which is its own last norm
+            too, and is read from the model's tensors.
+        beginnings: of the names of its tensors after `prefix`, where others begin with that too.
     """
 
     title: str
@@ -63,6 +66,8 @@ class Family:
     names: Mapping[str, str]
     epsilon: str = "rms_norm_eps"
     state_first: bool = False
+    before_norm: bool = False
+    beginnings: tuple[str, ...] = ("",)
 
 
 _APPENDED = {
@@ -88,6 +93,13 @@ _MIMO = {
     "input_proj.": "projection.",
     "final_layernorm.": "norm.",
     "": "blocks.0.",
+}
+_ERNIE = {
+    "mtp_emb_norm.0.": "embedding_norm.",
+    "mtp_hidden_norm.0.": "state_norm.",
+    "mtp_linear_proj.0.": "projection.",
+    "mtp_block.0.": "blocks.0.",
+    "norm.": "norm.",
 }
 _NEMOTRON = {
     "layers.0.enorm.": "embedding_norm.",
@@ -120,6 +132,24 @@ FAMILIES = (
         fixed={"first_k_dense_replace": 0},
         prefix="model.layers.{layers}.",
         names=_APPENDED,
+    ),
+    Family(
+        title="GLM-4.7-Flash",
+        model_types=("glm4_moe_lite",),
+        classes=("glm4_moe_lite", "Glm4MoeLite"),
+        fixed={"mlp_layer_types": ["sparse"]},
+        prefix="model.layers.{layers}.",
+        names=_APPENDED,
+    ),
+    Family(
+        title="Ernie 4.5",
+        model_types=("ernie4_5_moe",),
+        classes=("ernie4_5_moe", "Ernie4_5_Moe"),
+        fixed={"moe_layer_start_index": 1, "moe_layer_end_index": 0},  # its layer has no experts
+        prefix="model.",
+        names=_ERNIE,
+        before_norm=True,
+        beginnings=("mtp_", "norm."),
     ),
     Family(
         title="Qwen3-Next",
@@ -238,9 +268,8 @@ OTHERS: Mapping[str, str] = {
     "deepseek_v32": _SPARSE,
     "glm_moe_dsa": _SPARSE,
     "deepseek_v4": "have sparse attention over compressed keys",
-    "ernie4_5_moe": "blank the first embedding and have no last norm",
-    "longcat_flash": "are dense layers with latent attention and its own scales",
-    "mimo_v2_flash": "attend in a window",
+    "longcat_flash": "read states of layers that are two in one, of which no features are given",
+    "mimo_v2_flash": "are several and attend in a window with sinks",
 }
 """Models with MTP layers that compute something else, by `model_type`, and what they do."""
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import Embedding, Linear, Module, ModuleList
 
 from draftwood.strategies.heads.pairs import HeadsAndWidth, PairAttention
+from draftwood.strategies.heads.rotation import Rotation
 from draftwood.strategies.mtp.attention import AsCache, Kept
 from draftwood.strategies.mtp.families import Layout
 
@@ -22,7 +23,8 @@ class MtpHead(Module):
     """The MTP layer of `layout`, to be loaded or trained.
 
     `step` gives states after its last norm: the output head reads them, and a drafted token's pair holds
-    one. The target's own states, which it reads, come after the target's last norm.
+    one. The target's own states, which it reads, come after the target's last norm. In families with
+    `before_norm` all of these states come before that norm, which `logits` applies.
 
     Attributes:
         layout: what it is.
@@ -34,6 +36,8 @@ class MtpHead(Module):
 
     all_tokens = True
     """It proposes all tokens of its target."""
+    rotation: Rotation | None = None
+    """It is in its target's own basis."""
 
     def __init__(self, layout: Layout, *, own_words: bool = False, own_output: bool = False) -> None:
         super().__init__()
@@ -111,8 +115,8 @@ class MtpHead(Module):
         self._borrowed = [output]
 
     def taps_in(self, layers: int) -> tuple[int, ...]:
-        """Returns the layer whose features the target's output head reads."""
-        return (layers,)
+        """Returns the layer whose features the target's output head reads, or what precedes the last norm."""
+        return (layers + 1,) if self.layout.family.before_norm else (layers,)
 
     def project(self, features: Tensor) -> Tensor:
         """The target's states, as they are."""
@@ -124,8 +128,8 @@ class MtpHead(Module):
         options = self._options(out, positions, attention)
         for block in self.blocks:
             out = block(out, **options)
-        normed: Tensor = self.norm(out)
-        return normed
+        states: Tensor = out if self.layout.family.before_norm else self.norm(out)
+        return states
 
     def keys_values(self, embeddings: Tensor, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the keys and values that attention keeps of pairs; see `PairHead.keys_values`."""
@@ -165,6 +169,7 @@ class MtpHead(Module):
 
     def logits(self, out: Tensor) -> Tensor:
         """Logits `[..., vocab_size]` of what `step` gave."""
+        out = self.norm(out) if self.layout.family.before_norm else out
         logits: Tensor = self._borrowed[0](out) if self.lm_head is None else self.lm_head(out)
         return logits
 
@@ -173,5 +178,5 @@ class MtpHead(Module):
         return self.logits(out)
 
     def recycled(self, out: Tensor) -> Tensor:
-        """Returns `out` as it is: after the last norm, like the target's states."""
+        """Returns `out` as it is: after the last norm or before it, like the target's states."""
         return out

@@ -54,7 +54,7 @@ def native_layout(description: Mapping[str, Any], *, where: str) -> Layout:
 
 def layout_in_file(native: Layout) -> Layout:
     """Returns the layout with the names that speculators' files have."""
-    if native.family.state_first or len(native.kinds) > 1:
+    if native.family.state_first or native.family.before_norm or len(native.kinds) > 1:
         raise InvalidInput(
             f"speculators saves no MTP layers of {native.family.title}; read that model's own."
         )

@@ -67,9 +67,6 @@ def test_prompts_are_messages_of_the_template(draftwood, refused, chatting, tmp_
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     pair = ("--pair", f"{chatting},{chatting}", "--strategy", "leviathan:length=2")
     words = ("bench", *pair, "--data", file, *SHORT, "--to", tmp_path / "r", "--chat")
-    sentence = refused(*words)
-    assert "asked has conversations of several turns" in sentence
-    assert "give --turns 1" in sentence
     result = draftwood(*words, "--turns", 1)
     assert result.exit_code == 0, result.output
     lengths = {
@@ -83,3 +80,39 @@ def test_prompts_are_messages_of_the_template(draftwood, refused, chatting, tmp_
     assert plain.exit_code == 1
     assert "chat" in plain.stderr  # the same folder holds another run
     assert "has no chat template" in refused("bench", "--chat", *SHORT, "--to", tmp_path / "other")
+
+
+def test_every_turn_of_a_chat_follows_the_turns_before_it(draftwood, chatting, tmp_path):
+    """With the answers of the file where it has them, else with the target's greedy text."""
+    said = [("user", "Hello?"), ("assistant", "Yes."), ("user", "And then?")]
+    messages = [{"role": role, "content": text} for role, text in said]
+    files = {"asked": {"turns": ["Hello there?", "And then?"]}, "told": {"messages": messages}}
+    words: list[Any] = [
+        "bench",
+        "--pair",
+        f"{chatting},{chatting}",
+        "--strategy",
+        "leviathan:length=2",
+        "--chat",
+    ]
+    for name, row in files.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+        words += ["--data", tmp_path / f"{name}.jsonl"]
+    once = [word if word != 2 else 1 for word in SHORT]
+    result = draftwood(*words, *once, "--to", tmp_path / "r")
+    assert result.exit_code == 0, result.output
+    found = cells(tmp_path / "r")
+    answers = [cell for cell in found if cell["kind"] == "answer"]
+    assert [cell["data"] for cell in answers] == ["asked"]  # the other file has its own
+    tokenizer = zoo.tokenizer()
+    answer = tokenizer.decode(answers[0]["tokens"])
+    expected = {
+        ("asked", 0): "user: Hello there? ~bot:",
+        ("asked", 1): f"user: Hello there? ~assistant: {answer} ~user: And then? ~bot:",
+        ("told", 0): "user: Hello? ~bot:",
+        ("told", 1): "user: Hello? ~assistant: Yes. ~user: And then? ~bot:",
+    }
+    lengths = {(c["data"], c["turn"]): c["prompt_tokens"] for c in found if c["kind"] == "text"}
+    assert lengths.keys() == expected.keys()
+    for place, text in expected.items():
+        assert lengths[place] == len(tokenizer(text)["input_ids"]), place

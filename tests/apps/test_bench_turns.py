@@ -11,8 +11,8 @@ import torch
 from draftwood import zoo
 from draftwood.apps.bench import measure
 from draftwood.apps.bench.figures import rows
-from draftwood.apps.bench.measure import answer_tokens
 from draftwood.apps.bench.plan import BenchPlan, Contest
+from draftwood.apps.models.chat import answer_tokens
 from tests.apps.cells import cells
 
 TURNS = [["Hello.", "Who are you?", "And I?"], ["Name a river."], ["What is 2 + 2?", "And 3 + 3?"]]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draftwood.apps.files.conversations import Turn
 from draftwood.apps.files.datasets import last_number, read, right
 from draftwood.base.errors import InvalidInput
 
@@ -80,7 +81,7 @@ def test_any_text_is_read_back_whole(tmp_path_factory, texts):
     [
         ('{"prompt": "a"}\n{"prompt": \n', ["line 2", "not JSON", "column 12"]),
         ('{"prompt": "a"}\n\n["b"]\n', ["line 3", "list instead of an object"]),
-        ('{"text": "a"}\n', ["line 1", '"question", "turns", "prompt"']),
+        ('{"text": "a"}\n', ["line 1", '"question", "turns", "conversations", "messages", "prompt"']),
         ('{"prompt": "a"}\n{"prompt": 5}\n', ["line 2", '"prompt" is 5', "give text"]),
         ('{"prompt": "a"}\n{"question": "b"}\n', ["line 2", '"prompt" is missing']),
         ('{"prompt": " "}\n', ["line 1", '"prompt" is " "']),
@@ -116,3 +117,77 @@ def test_the_last_number_is_compared_by_its_value(number, written):
     assert found is not None
     assert Decimal(found) == number
     assert found == last_number(f"{number.normalize():f}")
+
+
+SAID = [("user", "Hello?"), ("assistant", "Yes."), ("user", "And then?"), ("assistant", "No.")]
+SHARED = [{"from": {"user": "human", "assistant": "gpt"}.get(who, who), "value": text} for who, text in SAID]
+MESSAGES = [{"role": who, "content": text} for who, text in SAID]
+
+
+@pytest.mark.parametrize(("field", "said"), [("conversations", SHARED), ("messages", MESSAGES)])
+@pytest.mark.parametrize("form", ["json", "jsonl"])
+def test_conversations_with_answers(field, said, form, tmp_path):
+    rows = [{"id": "a", field: said}, {"id": "b", field: said[:3]}, {"id": "c", field: said[1:3]}]
+    file = tmp_path / f"a.{form}"
+    file.write_text(json.dumps(rows) if form == "json" else "".join(json.dumps(row) + "\n" for row in rows))
+    whole, open_end, late = read(file).prompts
+    assert whole.turns == (Turn("Hello?", "Yes."), Turn("And then?", "No."))
+    assert open_end.turns == (Turn("Hello?", "Yes."), Turn("And then?"))
+    assert late.turns == (Turn("And then?"),)  # what precedes the user's first message is left out
+    assert whole.text == "User: Hello?\nAssistant:"
+    assert whole.later == (" Yes.\nUser: And then?\nAssistant:",)
+    assert whole.is_answered(0)
+    assert not open_end.is_answered(1)
+    assert read(file).spread(1, turns=1)[0].turns == (Turn("Hello?", "Yes."),)
+
+
+def test_messages_of_one_side_are_one_and_may_be_in_parts(tmp_path):
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo?"}]
+    said = [
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": parts},
+        {"role": "user", "content": "Are you there?"},
+    ]
+    (prompt,) = read(lines(tmp_path / "a.jsonl", {"messages": said})).prompts
+    assert prompt.system == "Be short."
+    assert prompt.turns == (Turn("Hello?\n\nAre you there?"),)
+    assert prompt.text == "Be short.\nUser: Hello?\n\nAre you there?\nAssistant:"
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ({"conversations": []}, 'line 1: "conversations" is []; give a list of messages'),
+        ({"conversations": ["Hi"]}, '"conversations[0]" is "Hi"; give an object with from and value'),
+        (
+            {"conversations": [{"from": "gpt", "value": "Hi"}]},
+            "holds no message of a user; leave the row out",
+        ),
+        ({"conversations": [{"from": "tool", "value": "Hi"}]}, 'from" is "tool"; give user or assistant'),
+        ({"messages": [{"role": "user"}]}, '"messages[0].content" is null; give text'),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]},
+            '"messages[1].role" is "system"; give user or assistant, and system first',
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            '"messages[0].content" is [{"type": "image_url"}]; give text',
+        ),
+    ],
+)
+def test_conversations_that_are_refused(row, sentence, tmp_path):
+    with pytest.raises(InvalidInput) as error:
+        read(lines(tmp_path / "a.jsonl", row))
+    assert sentence in str(error.value)
+    whole = tmp_path / "a.json"
+    whole.write_text(json.dumps([row]))
+    with pytest.raises(InvalidInput, match="row 1: "):
+        read(whole)
+
+
+@pytest.mark.parametrize("text", ['{"messages": []}', "[", "[3]"])
+def test_other_json_is_refused(text, tmp_path):
+    file = tmp_path / "a.json"
+    file.write_text(text)
+    with pytest.raises(InvalidInput, match="holds no array|is not JSON|row 1: int instead of an object"):
+        read(file)

@@ -28,5 +28,8 @@ def test_the_final_norm_makes_one_of_the_other(name: str) -> None:
     assert len(features) == 6
     torch.testing.assert_close(FINAL[name](model)(before), after)
     backend.release()
-    with pytest.raises(InvalidInput, match=rf"no features of layer {most + 2}; name layers from 0 .* or {most + 1} \(output of the last"):
+    with pytest.raises(
+        InvalidInput,
+        match=rf"no features of layer {most + 2}; name layers from 0 .* or {most + 1} \(output of the last",
+    ):
         backend.keep_features([most + 2])

@@ -137,6 +137,7 @@ class Kind:
         outer: the names of the norms of embedding, state and output, and of the projection.
         layer: the beginnings of its blocks' names.
         state_first: whether the state comes before the embedding.
+        before_norm: whether states come before the model's last norm, which is the layer's own too.
     """
 
     model_type: str
@@ -147,6 +148,7 @@ class Kind:
     outer: tuple[str, ...] = ("", "", "", "")
     layer: tuple[str, ...] = ()
     state_first: bool = False
+    before_norm: bool = False
 
 
 QWEN_OUTER = ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm", "mtp.fc")
@@ -172,6 +174,48 @@ KINDS = {
             MLA,
             CORRECTED,
         ),
+    ),
+    "glm-flash": Kind(
+        model_type="glm4_moe_lite",
+        options={
+            **GROUPED,
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 8,
+            "q_lora_rank": 8,
+            "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 6,
+            "v_head_dim": 5,
+        },
+        told={"num_nextn_predict_layers": 1},
+        shapes=below(
+            "model.layers.2.",
+            APPENDED,
+            {"embed_tokens.weight": (WORDS, WIDTH), "shared_head.head.weight": (WORDS, WIDTH)},
+            NORMS,
+            MLA,
+            CORRECTED,
+        ),
+        classes=("glm4_moe_lite", "Glm4MoeLite"),
+        outer=tuple(f"model.layers.2.{name}" for name in ("enorm", "hnorm", "shared_head.norm", "eh_proj")),
+        layer=("model.layers.2.",),
+    ),
+    "ernie": Kind(
+        model_type="ernie4_5_moe",
+        options={"moe_num_experts": EXPERTS, "moe_k": 2, "moe_intermediate_size": INNER},
+        told={"num_nextn_predict_layers": 1},
+        shapes=below(
+            "model.",
+            {
+                "mtp_emb_norm.0.weight": WIDTHS,
+                "mtp_hidden_norm.0.weight": WIDTHS,
+                "mtp_linear_proj.0.weight": WIDE,
+            },
+            below("mtp_block.0.", NORMS, attention(4), gated(24)),
+        ),
+        classes=("ernie4_5_moe", "Ernie4_5_Moe"),
+        outer=("model.mtp_emb_norm.0", "model.mtp_hidden_norm.0", "", "model.mtp_linear_proj.0"),
+        layer=("model.mtp_block.0.",),
+        before_norm=True,
     ),
     "glm": Kind(
         model_type="glm4_moe",
@@ -359,6 +403,7 @@ class Plain:
                 **kind.options,
                 "num_hidden_layers": layers,
                 "layer_types": ["full_attention", "moe"][:layers],
+                "mlp_layer_types": ["sparse"],
                 "layers_block_type": ["full_attention", "moe"][:layers],
             }
         )
@@ -378,6 +423,9 @@ class Plain:
             made_block.eval().to(model.dtype)
         self.norms = []
         for name in kind.outer[:3]:
+            if not name:
+                self.norms.append(model.get_decoder().norm)
+                continue
             norm: Any = getattr(source, f"{prefix}RMSNorm")(
                 WIDTH, eps=getattr(made, "layer_norm_epsilon", None) or made.rms_norm_eps
             )
@@ -394,12 +442,19 @@ class Plain:
         """Returns logits after `text` and `path`, whose first token is the root; every pair is read again."""
         body = self.model.get_decoder() if hasattr(self.model, "get_decoder") else self.model.model
         states = body(torch.tensor([text])).last_hidden_state
+        if self.kind.before_norm:
+            read: list[Any] = []
+            hook = body.norm.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+            body(torch.tensor([text]))
+            hook.remove()
+            states = read[0]
         tokens = [*text[1:], *path]
         while True:
             count = states.shape[1]
             out = self._layer(self.words(torch.tensor([tokens[:count]])), states)
             if count == len(tokens):
-                return self.output(out[0, -1])
+                last = out[0, -1]
+                return self.output(self.norms[2](last) if self.kind.before_norm else last)
             states = torch.cat([states, out[:, -1:]], 1)
 
     def _layer(self, embeddings: Any, states: Any) -> Any:
@@ -415,7 +470,7 @@ class Plain:
         turned = {} if self.rotary is None else {"position_embeddings": self.rotary(out, positions)}
         for block in self.blocks:
             out = block(out, attention_mask=mask, position_ids=positions, **turned)
-        return self.norms[2](out)
+        return out if self.kind.before_norm else self.norms[2](out)
 
 
 def stacked(tensors: dict[str, Any]) -> dict[str, Any]:

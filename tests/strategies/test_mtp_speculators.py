@@ -109,8 +109,8 @@ def test_a_layer_that_is_refused(
     [
         ("deepseek_v32", "have an indexer that chooses the keys"),
         ("glm_moe_dsa", "have an indexer that chooses the keys"),
-        ("ernie4_5_moe", "blank the first embedding"),
-        ("longcat_flash", "are dense layers with latent attention"),
+        ("longcat_flash", "read states of layers that are two in one"),
+        ("mimo_v2_flash", "are several and attend in a window"),
     ],
 )
 def test_models_whose_layers_compute_something_else(kind: str, reason: str, tmp_path: Path) -> None:

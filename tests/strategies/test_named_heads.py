@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub.constants
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from draftwood import InvalidInput, SpeculativeDecoder, create, custom_generate, load
+from draftwood.protocols.named_heads import named_head
 from draftwood.strategies.blocks.files import load_block, save_block
 from draftwood.strategies.heads.formats import load_head, save_head
 from draftwood.strategies.heads.peagle import load_peagle
@@ -92,3 +95,72 @@ def test_a_head_is_no_model_and_a_model_no_head(tmp_path: Path, hub: Callable[[s
     for read in (load_head, load_block, load_peagle):
         with pytest.raises(InvalidInput, match="holds a language model, and no head; name it as"):
             read(tmp_path)
+
+
+ONE_LAYER = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1}
+LAYER = ("layers.0.self_attn.q_proj.weight", "layers.0.mlp.up_proj.weight")
+EAGLE_1 = ("fc.weight", *LAYER)
+REPOSITORIES: dict[str, tuple[list[str], tuple[str, ...], bool]] = {
+    "a head": (["config.json", "model.safetensors"], EAGLE_1, True),
+    "a head without a prefix of its layers": (
+        ["model.safetensors"],
+        tuple(f"model.{n}" for n in EAGLE_1),
+        True,
+    ),
+    "a pickled head": (["config.json", "pytorch_model.bin"], (), True),
+    "a pickled model": (["config.json", "pytorch_model.bin", "tokenizer.json"], (), False),
+    "a model": (["model.safetensors", "tokenizer.json"], tuple(f"model.{n}" for n in LAYER), False),
+    "a model without its tokenizer": (["model.safetensors"], tuple(f"model.{n}" for n in LAYER), False),
+}
+
+
+@pytest.fixture
+def described(hub: Callable[[str], Path]) -> Path:
+    """A repository of which only the description of one layer is here."""
+    folder = hub(NAME)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(ONE_LAYER))
+    return folder
+
+
+@pytest.mark.parametrize("case", REPOSITORIES)
+def test_a_repository_of_one_layer_is_looked_up_on_the_hub(
+    case: str, described: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, tensors, is_head = REPOSITORIES[case]
+    asked: list[str] = []
+
+    def listed(_: Any, name: str) -> list[str]:
+        asked.append(name)
+        return files
+
+    headers = SimpleNamespace(weight_map=dict.fromkeys(tensors, "model.safetensors"))
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", listed)
+    monkeypatch.setattr(huggingface_hub.HfApi, "get_safetensors_metadata", lambda *_: headers)
+    found = named_head(NAME)
+    assert asked[0] == NAME
+    assert (found is not None) == is_head
+    if found is not None:
+        # The weights are not fetched for this.
+        with pytest.raises(InvalidInput, match="describes a head of EAGLE-1 or EAGLE-2, which reads"):
+            found.drafter_for(load(feature_heads.target()))
+
+
+def test_a_repository_that_cannot_be_looked_up_is_told(described: Path) -> None:
+    with pytest.raises(
+        InvalidInput, match=f"'{NAME}' describes one layer, .* looked up on the hub .*download it"
+    ):
+        named_head(NAME)
+    with pytest.raises(InvalidInput, match="download it first") as error:
+        SpeculativeDecoder(feature_heads.target(), NAME, *strategies())
+    assert "\n" not in str(error.value)
+
+
+def test_a_head_of_eagle_3_that_calls_itself_a_llama_is_told_by_its_tensors(tmp_path: Path) -> None:
+    save_head(feature_heads.random_head(), tmp_path, target="big")
+    told = json.loads((tmp_path / "config.json").read_text())
+    plain = {key: told[key] for key in told if key not in ("draft_vocab_size", "eagle_config")}
+    (tmp_path / "config.json").write_text(json.dumps({**plain, "architectures": ["LlamaForCausalLM"]}))
+    found = named_head(tmp_path)
+    assert found is not None
+    assert found.drafter == "eagle3"

@@ -17,6 +17,7 @@ from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.blocks.over_text import unrolled_blocks
 from draftwood.strategies.heads.pairs import PairHead
 from draftwood.strategies.heads.peagle import PEagleHead
+from draftwood.strategies.heads.rotation import undone
 from draftwood.strategies.heads.unrolled import unrolled
 
 
@@ -41,7 +42,7 @@ class KnownText:
 
     def drafted(self, head: PairHead, *, depths: int, shift: int = 0) -> Iterator[Tensor]:
         """Returns the output of the head's layer at every place and depth; see `unrolled`."""
-        embeddings = self.embeddings if head.embed_tokens is None else head.embed_tokens(self.tokens)
+        embeddings = self._embedded(head)
         yield from unrolled(head, embeddings, head.project(self.features), depths=depths, shift=shift)
 
     def guesses(
@@ -69,11 +70,10 @@ class KnownText:
             for out in self.drafted(head, depths=depths, shift=shift):
                 yield head.target_logits(out[:, first:])
             return
-        table = target.get_input_embeddings() if head.embed_tokens is None else head.embed_tokens
         output = target.get_output_embeddings() if head.lm_head is None else head.lm_head
         states = head.project(self.features)
-        embeddings = (self.embeddings if head.embed_tokens is None else table(self.tokens)).to(states.dtype)
-        mask = table(torch.tensor(head.config.mask_token_id, device=states.device)).to(states.dtype)
+        embeddings = self._embedded(head).to(states.dtype)
+        mask = self._mask(target, head, head.config.mask_token_id).to(states.dtype)
         before = None
         for depth, out in enumerate(
             unrolled_blocks(head, embeddings, mask, states, depths=depths, first=first, shift=shift)
@@ -90,13 +90,23 @@ class KnownText:
         self, target: Any, head: PEagleHead, *, depths: int, shift: int, first: int
     ) -> Iterator[Tensor]:
         parts = head.head
-        table = target.get_input_embeddings() if parts.embed_tokens is None else parts.embed_tokens
-        embeddings = self.embeddings if parts.embed_tokens is None else table(self.tokens)
-        token = torch.tensor(head.config.mask_token_id, device=self.tokens.device)
-        states = parts.project(self.features)
-        mask = table(token), head.masked()
+        embeddings, states = self._embedded(parts), parts.project(self.features)
+        mask = self._mask(target, parts, head.config.mask_token_id), head.masked()
         for out in unrolled(parts, embeddings, states, depths=depths, shift=shift, mask=mask):
             yield parts.target_logits(out[:, first:])
+
+    def _embedded(self, head: PairHead | BlockHead) -> Tensor:
+        if head.embed_tokens is None:
+            return undone(head.rotation, self.embeddings)
+        embeddings: Tensor = head.embed_tokens(self.tokens)
+        return embeddings
+
+    def _mask(self, target: Any, head: PairHead | BlockHead, token: int) -> Tensor:
+        place = torch.tensor(token, device=self.tokens.device)
+        if head.embed_tokens is None:
+            return undone(head.rotation, target.get_input_embeddings()(place))
+        embedding: Tensor = head.embed_tokens(place)
+        return embedding
 
 
 @attrs.frozen(eq=False)

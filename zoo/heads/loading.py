@@ -14,11 +14,13 @@ from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.drafters.block_drafter import check_block_fits
 from draftwood.strategies.drafters.eagle3 import check_fits
 from draftwood.strategies.drafters.mtp import Mtp
+from draftwood.strategies.drafters.rotated_target import undo_rotation
 from draftwood.strategies.heads.eagle3 import Eagle3Head
 from draftwood.strategies.heads.files import read_description
 from draftwood.strategies.heads.formats import is_head, load_head
 from draftwood.strategies.heads.found import described_in, folder_of
 from draftwood.strategies.heads.peagle import PEagleHead, is_peagle, load_peagle
+from draftwood.strategies.mtp.checkpoint import is_layer
 from draftwood.strategies.mtp.families import family_of
 from draftwood.strategies.mtp.head import MtpHead
 
@@ -37,11 +39,11 @@ def load_for(name: str | PathLike[str], target: StateBackend) -> CheckedHead:
         InvalidInput: as `load_head` and `load_block`, one that taps layers which the target does not have, or
             one that is not followed through a known text.
         IncompatibleModels: a head for another width or vocabulary.
-        UnsupportedModel: the target gives no features.
+        UnsupportedModel: the target gives no features, or its rotation cannot be undone.
     """
     folder = described_in(name)
     known = is_head(folder) or is_block(folder) or is_peagle(folder)
-    if not known and family_of(read_description(folder)) is not None:
+    if not known and (is_layer(folder) or family_of(read_description(folder)) is not None):
         return Mtp(target, folder).head
     folder = folder_of(name)
     head: Eagle3Head | BlockHead | PEagleHead
@@ -61,4 +63,6 @@ def load_for(name: str | PathLike[str], target: StateBackend) -> CheckedHead:
             pairs.borrow(target.output_head)
     head.taps_in(target.feature_layers)
     table: Any = target.input_embeddings(torch.zeros(1, dtype=torch.int64))
-    return head.to(table).requires_grad_(False)
+    head.to(table).requires_grad_(False)
+    undo_rotation(head.head if isinstance(head, PEagleHead) else head, target)
+    return head

@@ -13,9 +13,11 @@ from torch import Tensor
 from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.heads.eagle3 import Eagle3Head
 from draftwood.strategies.heads.peagle import PEagleHead
+from draftwood.strategies.heads.rotation import Rotation
 
 Head = Eagle3Head | BlockHead | PEagleHead
 _BASES = (10_000.0, 500_000.0, 1_000_000.0)
+_ONE_TABLE = 0.2  # relative distance of two tables of words below which they are one table
 _WHOLE = {"partial_rotary_factor": 1.0}
 
 
@@ -51,6 +53,7 @@ def with_config(head: Head, change: Mapping[str, Any], *, weights: Mapping[str, 
     other.load_state_dict({name: stored[name] for name in other.state_dict()}, assign=True)
     if isinstance(head, Eagle3Head):
         other.lent = head.lent
+    other.rotation = head.rotation
     return other.to(head.fc.weight).eval().requires_grad_(False)
 
 
@@ -68,6 +71,7 @@ def weight_variants(head: Head, target: Any) -> Iterator[Variant]:
     yield from _of_map(head)
     yield from _of_tables(head, target)
     yield from _of_rotation(head, target)
+    yield from _of_basis(head, target)
     if isinstance(head, Eagle3Head):
         names = [f"midlayer.self_attn.{name}_proj.weight" for name in "qkv"]
         weights = {name: torch.cat(head.get_parameter(name).chunk(2, 1)[::-1], 1) for name in names}
@@ -161,6 +165,49 @@ def _of_rotation(head: Eagle3Head | BlockHead, target: Any) -> Iterator[Variant]
         if part != {**_WHOLE, **ours}["partial_rotary_factor"]:
             rope = {**ours, "partial_rotary_factor": float(part)}
             yield _rotated(head, rope, f"partial_rotary_factor {part:g}")
+
+
+def _of_basis(head: Eagle3Head | BlockHead, target: Any) -> Iterator[Variant]:
+    """Yields the head with the target's rotation left, or undone where only tables of words tell of it."""
+    found = _rotation_between(head, target.get_input_embeddings()) if head.rotation is None else None
+    if head.rotation is None and found is None:
+        return
+    other = copy(head)
+    other.rotation = found
+    if found is None:
+        words = "the target's rotation not undone"
+        cause = "it was trained on the target after its rotation; give -o rotation=none"
+    else:
+        words = "the target's states rotated as its words are"
+        cause = (
+            "its target was rotated after the training of the head, which no file of the target says; save "
+            "the matrix of that rotation as safetensors and give it as -o rotation=FILE"
+        )
+    yield Variant(words, cause, other)
+
+
+@torch.no_grad()
+def _rotation_between(head: Eagle3Head | BlockHead, words: torch.nn.Module) -> Rotation | None:
+    """Returns the rotation that makes the head's own table of words the target's; None where none does.
+
+    Source: the orthogonal Procrustes problem (Schoenemann 1966).
+    """
+    table = getattr(head.embed_tokens, "weight", None)
+    theirs = getattr(words, "weight", None)
+    if table is None or theirs is None or theirs.shape != table.shape:
+        return None
+    some = torch.linspace(0, len(table) - 1, min(len(table), 4 * table.shape[1])).long()
+    before, after = table[some.to(table.device)].float(), theirs[some.to(theirs.device)].to(table).float()
+    if _differ(before, after) < _ONE_TABLE:
+        return None
+    left, _, right = torch.linalg.svd(before.T @ after)
+    rotation = Rotation(left @ right)
+    return rotation if _differ(rotation.undone(after), before) < _ONE_TABLE else None
+
+
+def _differ(some: Tensor, others: Tensor) -> float:
+    """Returns the distance of two tables, as a share of the size of one."""
+    return float((some - others).norm() / others.norm().clamp(min=1e-9))
 
 
 def _rotated(head: Eagle3Head | BlockHead, rope: Mapping[str, Any], words: str) -> Variant:

@@ -81,17 +81,24 @@ def verdict_of(
             f"target has {floors.least:.3f} at least, and none of {len(found) - 1} other settings mends it. "
             "Its weights are not trained enough, damaged, or another target's.",
         )
-    if len(found[0].by_depth) > 1 and found[0].by_depth[1] < _OF_FIRST * first and not _trained_for_one(head):
-        return Verdict(
-            True,
-            f"The head is broken: {first:.3f} of first tokens are right and {found[0].by_depth[1]:.3f} of "
-            f"second ones, and no other setting mends it. So {_cause_of_depth(head)}.",
-        )
+    if len(found[0].by_depth) > 1 and not _trained_for_one(head):
+        second = found[0].by_depth[1]
+        if second < (floors.unigram if _is_blind(head) else _OF_FIRST * first):
+            return Verdict(
+                True,
+                f"The head is broken: {first:.3f} of first tokens are right and {second:.3f} of second ones, "
+                f"and no other setting mends it. So {_cause_of_depth(head)}.",
+            )
     return Verdict(False, "The configured setting is the best of these, and above what needs no head.")
 
 
 def _trained_for_one(head: CheckedHead) -> bool:
     return isinstance(head, MtpHead) and head.layout.trained_depths == 1
+
+
+def _is_blind(head: CheckedHead) -> bool:
+    """Whether its guess of a second token does not know the first, so that few are right of any head."""
+    return isinstance(head, PEagleHead) or (isinstance(head, BlockHead) and not head.corrects)
 
 
 def _cause_of_depth(head: CheckedHead) -> str:
