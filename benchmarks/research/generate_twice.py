@@ -144,7 +144,8 @@ def _is_tie(generate: Callable[..., Any], model: Any, call: Any, plain: Any, tre
 
 def _mode(model: Any, kwargs: dict[str, Any]) -> GenerationMode:
     config = copy.deepcopy(kwargs.get("generation_config") or model.generation_config)
-    config.update(**{name: value for name, value in kwargs.items() if hasattr(config, name)})
+    for name in vars(config).keys() & kwargs:
+        setattr(config, name, kwargs[name])  # `update` would refuse what the call is to refuse
     mode: GenerationMode = config.get_generation_mode(kwargs.get("assistant_model"))
     return mode
 

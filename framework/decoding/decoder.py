@@ -118,9 +118,9 @@ class SpeculativeDecoder:
         """Write up to `max_new_tokens` after every prompt.
 
         Args:
-            input_ids: `[rows, length]` integers, of which tokens where `attention_mask` is 0, such as
-                padding on the left, are not seen; or a list of token lists. A tensor is returned unchanged, followed by the new tokens. Or a `ModelPrompt`,
-                for images, sound or embeddings, whose `ids` are returned in the same way.
+            input_ids: `[rows, length]` integers, hidden where `attention_mask` is 0, as on padding; or a
+                list of token lists. A tensor is returned unchanged, followed by the new tokens. Or a
+                `ModelPrompt`, for images, sound or embeddings, whose `ids` are returned in the same way.
             constraint: the tokens that may be written: one constraint for all rows, or one per row.
             policy_state: initial state of a policy that learns: one for all rows, or a list with one per row,
                 as `Generation.policy_states` of an earlier call. Default: the policy's first state.
@@ -327,7 +327,7 @@ class SpeculativeDecoder:
         return defaults.processors
 
     def _by_forward(self, input_ids: Any, mask: Any) -> ModelPrompt | None:
-        """Returns the prompts if the model's own forward has to read them, by what the mask hides; else None."""
+        """Returns the prompts if what the mask hides takes the model's own forward to read; else None."""
         model = self.target.model
         if not isinstance(input_ids, Tensor) or mask is None or not hasattr(model, "generate"):
             return None
