@@ -1,13 +1,17 @@
 """`python -m benchmarks transformers-tests` on a small checkout: what it runs, counts and says."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
 from benchmarks.research import generate_twice, transformers_tests
+from tests.backends.attention_models import tiny
 
 TESTS = """
 import pytest, torch, transformers as hf
@@ -53,52 +57,49 @@ def checkout(tmp_path: Path) -> Path:
     for package in (folder, folder.parent, folder.parent.parent):
         (package / "__init__.py").touch()
     (folder / "test_modeling_tiny.py").write_text(TESTS, encoding="utf-8")
+    broken = folder.parent / "broken" / "test_modeling_broken.py"
+    broken.parent.mkdir()
+    broken.write_text("import no_such_module", encoding="utf-8")
     return tmp_path
 
 
-def called(checkout: Path, output: Path, *more: str) -> Any:
+def called(checkout: Path, output: Path, *more: str) -> str:
+    """What the command prints; a process of its own forks without this one's tests."""
+    script = (
+        "from benchmarks.__main__ import app; from benchmarks.research import transformers_tests as t;"
+        "t._NEEDED = (); t.FAMILIES = ('tiny', 'broken', 'missing'); app()"
+    )
     words = ["transformers-tests", *more, "--checkout", str(checkout), "--output", str(output)]
-    return CliRunner().invoke(app, words)
+    run = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=True)
+    return run.stdout
 
 
-def test_calls_are_counted_by_what_came_of_them(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transformers_tests, "_NEEDED", ())
-    monkeypatch.setattr(transformers_tests, "FAMILIES", ("tiny", "missing"))
+def test_calls_are_counted_by_their_results(checkout: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
-    run = called(checkout, table)
-    assert run.exit_code == 0, run.output
-    tiny, missing = table.read_text().splitlines()[:0:-1]
-    assert tiny == "tiny,5,2,1,1,1,0,0,"
-    assert missing == "missing,0,0,0,0,0,0,0,no tests/models/missing/test_modeling_missing.py"
-    assert "refused" in run.output
-    assert "Changing" in run.output
-    again = called(checkout, table)
-    assert (again.exit_code, again.output) == (0, "")
+    said = called(checkout, table)
+    lines = dict(line.split(",", 1) for line in table.read_text().splitlines())
+    assert lines["tiny"] == "5,2,1,1,1,0,0,"
+    assert lines["broken"].startswith("0,0,0,0,0,0,0,ModuleNotFoundError: No module named 'no_such")
+    assert lines["missing"] == f"0,0,0,0,0,0,0,no {Path('tests/models/missing/test_modeling_missing.py')}"
+    (refused,) = (line for line in said.splitlines() if "test_refused" in line)
+    assert "Changing" in refused
+    assert called(checkout, table) == ""  # all families are there
 
 
 def test_without_a_checkout_or_a_package_it_says_so(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = called(tmp_path / "nowhere", tmp_path / "table.csv")
-    assert said.exit_code == 1
-    assert "has no tests/generation/test_utils.py" in " ".join(said.output.split())
-    monkeypatch.setattr(transformers_tests, "_NEEDED", ("no_such_package",))
-    said = called(checkout, tmp_path / "table.csv")
-    assert "need no_such_package; install it with pip." in " ".join(said.output.split())
-
-
-def test_a_family_that_takes_too_long_is_told(checkout: Path) -> None:
-    _, result = transformers_tests.run(checkout, "tiny", limit=0.5)
-    assert result == "it took more than 0.5 s"
+    for folder, needed, words in (
+        (tmp_path / "nowhere", (), "has no tests/generation/test_utils.py"),
+        (checkout, ("no_such_package",), "need no_such_package; install it with pip."),
+    ):
+        monkeypatch.setattr(transformers_tests, "_NEEDED", needed)
+        said = CliRunner().invoke(app, ["transformers-tests", "--checkout", str(folder)])
+        assert said.exit_code == 1
+        assert words in " ".join(said.output.split())
 
 
 def test_other_texts_are_wrong_and_other_errors_raw() -> None:
-    import torch
-
-    from tests.backends.attention_models import tiny
-
     model, kwargs = tiny(), {"max_new_tokens": 8, "do_sample": False}
     ids = torch.tensor([[3, 4, 5]])
     plain = model.generate(ids, **kwargs)

@@ -1,22 +1,19 @@
 """A pytest plugin: every `generate()` of a test runs twice, by transformers and by draft trees.
 
 `python -m benchmarks transformers-tests` runs transformers' own tests with it. The tests go on with what
-transformers wrote, so that they see nothing of the second call.
+transformers wrote, so they see nothing of the second call.
 """
 
 from __future__ import annotations
 
 import copy
 import importlib
-import json
-import os
 import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
 import attrs
-import pytest
 import torch
 from torch import Tensor
 from transformers import GenerationMixin
@@ -27,9 +24,6 @@ from draftwood.errors import DraftwoodError
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
-
-LINES = "DRAFTWOOD_GENERATE_TWICE"
-"""Environment variable that names the file of JSON lines, one for each call."""
 
 TIE = 1e-4
 """Difference of two logits below which either token is right: passes of other shapes round otherwise."""
@@ -46,16 +40,18 @@ _NOT_NEEDED = "tests.test_pipeline_mixin"
 
 @attrs.frozen
 class Judged:
-    """What came of a call that was made twice.
+    """Result of a call that was made twice.
 
     Attributes:
         result: "equal"; "sampled": drawn at random, of as many rows and the same type; "raises": neither
             returns; "refused"; "wrong"; "raw": draft trees raise another error than draftwood's own.
         detail: of anything but "equal".
+        test: that made the call.
     """
 
     result: str
     detail: str = ""
+    test: str = ""
 
 
 def judge(
@@ -65,7 +61,7 @@ def judge(
     plain: Any,
     failure: Exception | None,
 ) -> Judged:
-    """Returns what comes of `generate(model, *call[0], **call[1])` by draft trees.
+    """Returns the result of `generate(model, *call[0], **call[1])` by draft trees.
 
     Args:
         generate: transformers' own.
@@ -165,15 +161,36 @@ def _copied(value: Any) -> Any:
 
 @attrs.define
 class GenerateTwice:
-    """The plugin: puts a `generate` in the place of transformers' own that writes what came of both calls.
+    """The plugin: puts a `generate` in the place of transformers' own that makes every call twice.
 
     Attributes:
-        lines: the file of results, by path.
+        calls: the results.
+        failure: why tests could not be collected, if so.
     """
 
-    lines: str
+    calls: list[Judged] = attrs.field(factory=list)
+    failure: str = ""
     _test: str = ""
     _inside: bool = False
+
+    def pytest_configure(self) -> None:
+        """Replace `generate`, and give tests of other versions the names that they import and do not need."""
+        pipelines: Any = types.ModuleType(_NOT_NEEDED)
+        pipelines.__getattr__ = lambda name: _otherwise(name, type(name, (), {}))
+        sys.modules[_NOT_NEEDED] = pipelines
+        for name in _OTHER_VERSIONS:
+            module: Any = importlib.import_module(name)
+            module.__getattr__ = lambda name: _otherwise(name, None)
+        self.install()
+
+    def pytest_runtest_setup(self, item: Any) -> None:
+        """Note which test calls."""
+        self._test = item.name
+
+    def pytest_collectreport(self, report: Any) -> None:
+        """Note an error of the tests' own imports."""
+        if report.failed:
+            self.failure = str(report.longrepr).strip().splitlines()[-1].removeprefix("E").strip()
 
     def install(self) -> None:
         """Replace `generate` until the process ends."""
@@ -194,7 +211,8 @@ class GenerateTwice:
             end = torch.get_rng_state()
             torch.set_rng_state(start)
             try:
-                self._write(model, judge(original, model, call, plain, failure))
+                found = judge(original, model, call, plain, failure)
+                self.calls.append(attrs.evolve(found, test=self._test))
             finally:
                 self._inside = False
                 torch.set_rng_state(end)
@@ -203,30 +221,6 @@ class GenerateTwice:
             return plain
 
         GenerationMixin.generate = generate
-
-    def _write(self, model: Any, judged: Judged) -> None:
-        line = {"test": self._test, "model": type(model).__name__, **attrs.asdict(judged)}
-        with open(self.lines, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-
-    @pytest.hookimpl
-    def pytest_runtest_setup(self, item: Any) -> None:
-        """Note which test calls."""
-        self._test = item.name
-
-
-def pytest_configure(config: Any) -> None:
-    """Start to write, and give tests of other versions the names that they import and do not need."""
-    torch.set_num_threads(1)
-    pipelines: Any = types.ModuleType(_NOT_NEEDED)
-    pipelines.__getattr__ = lambda name: _otherwise(name, type(name, (), {}))
-    sys.modules[_NOT_NEEDED] = pipelines
-    for name in _OTHER_VERSIONS:
-        module: Any = importlib.import_module(name)
-        module.__getattr__ = lambda name: _otherwise(name, None)
-    plugin = GenerateTwice(os.environ[LINES])
-    plugin.install()
-    config.pluginmanager.register(plugin)
 
 
 def _otherwise(name: str, value: Any) -> Any:
