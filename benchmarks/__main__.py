@@ -37,6 +37,7 @@ from benchmarks.research.recipes import recipes
 from benchmarks.research.retokenised import retokenised
 from benchmarks.research.samples import samples
 from benchmarks.research.shapes import shapes
+from benchmarks.research.transformers_tests import transformers_tests
 from benchmarks.research.verifiers import verifiers
 from benchmarks.research.vocabularies import vocabularies
 from draftwood.apps.terminal.cli_errors import with_plain_errors
@@ -82,6 +83,7 @@ for measurement in (
     retokenised,
     samples,
     shapes,
+    transformers_tests,
     verifiers,
     vocabularies,
 ):

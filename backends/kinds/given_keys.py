@@ -38,14 +38,17 @@ _NO_KEYS = frozenset(
 )
 
 
-def given_keys(cache: Any, lengths: Sequence[int]) -> list[tuple[Tensor, Tensor] | None]:
+def given_keys(
+    cache: Any, lengths: Sequence[int], *, seen: Tensor | None = None
+) -> list[tuple[Tensor, Tensor] | None]:
     """Returns keys and values `[rows, kv_heads, longest, head_dim]` of every layer, rows from slot 0 on.
 
     A layer without attention has None.
 
     Args:
-        cache: dynamic or static, of a batch that is padded on the left.
-        lengths: tokens of every row, which stand in its last columns.
+        cache: dynamic or static.
+        lengths: tokens of every row.
+        seen: bool `[rows, columns]`, where they are; default: in the last columns, after padding.
 
     Raises:
         InvalidInput: a cache of another kind, or of other rows.
@@ -56,9 +59,10 @@ def given_keys(cache: Any, lengths: Sequence[int]) -> list[tuple[Tensor, Tensor]
     layers: Sequence[Any] = cache.layers
     columns = next((int(layer.get_seq_length()) for layer in layers if _attends(layer)), 0)
     longest = max(lengths, default=0)
-    # Slot i of a row is its column `columns - length + i`; what follows a shorter row is padding.
-    first = torch.tensor([columns - length for length in lengths])
-    column = (first[:, None] + torch.arange(longest)).clamp_(max=max(columns - 1, 0))
+    if seen is None:
+        seen = torch.arange(columns) >= columns - torch.tensor(lengths)[:, None]
+    # A row's tokens go to its first slots, in their order; what follows a shorter row is padding.
+    column = seen.int().sort(dim=1, descending=True, stable=True).indices[:, :longest]
     pieces: list[tuple[Tensor, Tensor] | None] = []
     for number, layer in enumerate(layers):
         kind = type(layer)

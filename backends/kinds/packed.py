@@ -94,7 +94,7 @@ class PackedBackend(PackedPasses):
         """Append rows that the model's own forward reads, as `StateBackend.read_prompt` says.
 
         Raises:
-            InvalidInput: inputs that the model refuses, a mask with holes, a row beyond `max_length`.
+            InvalidInput: inputs that the model refuses, or a row beyond `max_length`.
             OutOfMemory: the rows do not fit; those that were there are as they were.
             UnsupportedModel: later passes after such a prompt do not give what `generate()` would.
         """
@@ -105,13 +105,15 @@ class PackedBackend(PackedPasses):
                 if filled_cache(prompt.inputs) is not None:
                     raise self._unread_cache("recurrent layers")
                 states.begin()
-                states.prefill(prompt.lengths, prompt.columns, self.device, padded_left=True)
+                columns = prompt.columns
+                mask = None if prompt.mask is None else prompt.mask[:, -columns:].bool()
+                states.prefill([columns] * more, columns, self.device, mask=mask)
             read = read_prompt(
                 self._module, prompt, DynamicCache(config=self.model.config), reader=self._reader
             )
             validation.check_lengths(read.lengths, longest=self.max_length)
             given = joined_inputs(self._given, have, read.inputs.keep(range(more)), more)
-            self._append(read.cache, read.lengths)
+            self._append(read.cache, read.lengths, seen=read.seen)
             if states is not None:
                 states.settle(states.joined(have, more))
             self._region = Region.empty(have + more)
@@ -127,10 +129,10 @@ class PackedBackend(PackedPasses):
             f"{type(self.model).__name__} has {what}, so past_key_values is not read; leave it out."
         )
 
-    def _append(self, cache: Any, lengths: Sequence[int]) -> None:
-        """Write the cached keys and values of new rows into new slots."""
+    def _append(self, cache: Any, lengths: Sequence[int], *, seen: Tensor | None = None) -> None:
+        """Write the cached keys and values of new rows into new slots; see `given_keys`."""
         have, more, longest = len(self._rows), len(lengths), max(lengths, default=0)
-        pieces = given_keys(cache, lengths)
+        pieces = given_keys(cache, lengths, seen=seen)
         self._make_room(have + more, text=longest, stop=longest)
         self._cache.write(have, have + more, start=0, stop=longest)
         for layer, piece in enumerate(pieces):

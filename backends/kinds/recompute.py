@@ -56,6 +56,11 @@ class RecomputingBackend(StateBackend):
         return f"{type(self).__name__}({self.backend!r})"
 
     @property
+    def reads_padding(self) -> bool:  # type: ignore[override]
+        """Whether padding before a text changes what the model writes."""
+        return self.backend.reads_padding
+
+    @property
     def lengths(self) -> list[int]:
         """Committed tokens of every row."""
         return self.backend.lengths

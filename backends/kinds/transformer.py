@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
 
 from draftwood.backends.kinds.packed import PackedBackend
 from draftwood.backends.model.runner import RunnerMaker
@@ -22,6 +26,7 @@ class TransformerBackend(PackedBackend):
         chunk: int = 1024,
         capture: Capture = "off",
         runner: RunnerMaker | None = None,
+        whole_prompts: bool = False,
     ) -> None:
         """Serve `model`, a decoder-only transformers model; see `ModelBackend`.
 
@@ -30,6 +35,8 @@ class TransformerBackend(PackedBackend):
             chunk: tokens a prefill pass takes at once.
             capture: whether and how passes over trees are captured; see `capture`.
             runner: makes what runs passes, where they are not captured; None: they run as they are.
+            whole_prompts: whether only the cache has windows, by a setting that the model's code does not
+                read: its forward over a prompt sees all of it, and its written tokens a window.
 
         Raises:
             InvalidInput: a model in training mode, or `chunk` below 1.
@@ -47,4 +54,25 @@ class TransformerBackend(PackedBackend):
             chunk=chunk,
             capture=capture,
             runner=runner,
+            whole_prompts=whole_prompts,
         )
+        self._whole_prompts = whole_prompts
+        self._options["whole_prompts"] = whole_prompts
+
+    def take_over(self, cache: Any, lengths: Sequence[int]) -> None:
+        """Take over a cache, as `PackedBackend.take_over` does."""
+        self._check_goes_on()
+        super().take_over(cache, lengths)
+
+    def read(self, rows: Sequence[Sequence[int]]) -> Float[Tensor, "rows vocab"]:
+        """Read on, as `PackedBackend.read` does."""
+        self._check_goes_on()
+        return super().read(rows)
+
+    def _check_goes_on(self) -> None:
+        if self._whole_prompts:
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} sees all of a prompt and its cache keeps a window of it, so a "
+                "text does not go on from past_key_values; leave it out, or set sliding_window of the "
+                "model's config to None."
+            )

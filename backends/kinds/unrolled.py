@@ -56,7 +56,7 @@ class UnrolledRow:
             kept.
         uncommitted: the same of the uncommitted nodes, `[nodes, width]` a pass.
         given: what its passes are given besides tokens; None where it only holds tokens.
-        padding: columns of padding at the beginning of its cache, which a mask hides.
+        seen: bool `[columns]`, the columns of its prompt that a mask shows; None where it shows all.
     """
 
     cache: Cache | None = None
@@ -67,11 +67,11 @@ class UnrolledRow:
     features: Pieces = ()
     uncommitted: list[Tensor] = attrs.field(factory=list)
     given: RowInputs | None = None
-    padding: int = 0
+    seen: Tensor | None = None
 
     def after(self, cache: Cache | None, length: int, features: Pieces) -> UnrolledRow:
         """The row with so many committed tokens, and no uncommitted nodes."""
-        return UnrolledRow(cache, length, features=features, given=self.given, padding=self.padding)
+        return UnrolledRow(cache, length, features=features, given=self.given, seen=self.seen)
 
     def path(self, node: int) -> list[int]:
         """Nodes from the root to `node`."""
@@ -160,10 +160,10 @@ class UnrolledBackend(ModelBackend):
     def read_prompt(self, prompt: ModelPrompt) -> Float[Tensor, "rows vocab"]:
         """Append rows that the model's own forward reads, as `StateBackend.read_prompt` says.
 
-        A row keeps its part of the model's own cache, whatever its layers keep, with the padding before it.
+        A row keeps its part of the model's own cache, whatever its layers keep, with all masked columns.
 
         Raises:
-            InvalidInput: inputs that the model refuses, a mask with holes, a row beyond `max_length`.
+            InvalidInput: inputs that the model refuses, or a row beyond `max_length`.
             OutOfMemory: the rows do not fit; those that were there are as they were.
             UnsupportedModel: later passes after such a prompt do not give what `generate()` would.
         """
@@ -177,7 +177,7 @@ class UnrolledBackend(ModelBackend):
                     length,
                     features=read.features[row],
                     given=read.inputs.keep([row]),
-                    padding=read.padding[row],
+                    seen=None if bool(read.seen[row].all()) else read.seen[row],
                 )
                 for row, length in enumerate(read.lengths)
             ]
@@ -336,12 +336,11 @@ class UnrolledBackend(ModelBackend):
         if row.given is not None:
             constants = row.given.options(tokens.shape[1])
             options |= {name: one.expand(len(tokens), *one.shape[1:]) for name, one in constants.items()}
-        if row.padding:
-            seen = torch.ones(
-                len(tokens), row.padding + start + tokens.shape[1], dtype=torch.int64, device=self.device
-            )
-            seen[:, : row.padding] = 0
-            options["attention_mask"] = seen
+        if row.seen is not None:
+            hidden = int((~row.seen).sum())
+            mask = torch.ones(hidden + start + tokens.shape[1], dtype=torch.int64, device=self.device)
+            mask[: len(row.seen)] = row.seen
+            options["attention_mask"] = mask.expand(len(tokens), -1).contiguous()
         if self.model.training != self._training:
             self._refuse_mode()
         options |= {"input_ids": tokens.to(self.device), self._cache_name: cache}

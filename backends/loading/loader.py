@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -32,7 +33,7 @@ from draftwood.backends.openvino.conversion import Weights
 from draftwood.backends.recurrent.rebuild import clamps_steps, held_forward, recurrent_layers, reference
 from draftwood.backends.structure.auto_class import auto_class
 from draftwood.backends.structure.context import rope_depends_on_length
-from draftwood.backends.structure.masks import reaches
+from draftwood.backends.structure.masks import Reach, reaches
 from draftwood.backends.weights.quantized import rounds_activations
 from draftwood.backends.weights.weight_files import check_inside
 from draftwood.base.devices import default_device
@@ -327,6 +328,11 @@ def _checked(model: Any, *, by_mask: bool) -> StateBackend:
     if by_mask and _verdict(model, "mask", _by_mask) is None:
         return _by_mask(model)
     reason = verdicts.get("mask")
+    # Its windows may be the cache's only.
+    compared = by_mask and type(reason) is str and not _is_recurrent(model)
+    windows = compared and any(reach != Reach() for reach in reaches(model.config).values())
+    if windows and _verdict(model, "whole prompts", _with_whole_prompts) is None:
+        return _with_whole_prompts(model)
     first = "paths" not in verdicts
     if (worse := _verdict(model, "paths", _by_paths)) is not None:
         del _known[model]
@@ -395,6 +401,10 @@ def _verdict(model: Any, method: str, make: Callable[[Any], StateBackend]) -> st
 
 def _by_mask(model: Any) -> StateBackend:
     return with_longrope(model, _masked)
+
+
+def _with_whole_prompts(model: Any) -> StateBackend:
+    return with_longrope(model, partial(TransformerBackend, whole_prompts=True))
 
 
 def _masked(model: Any) -> ModelBackend:

@@ -14,6 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from draftwood.backends.model.features import FeatureRequest, Features, Through
 from draftwood.backends.model.output_head import OutputHead
+from draftwood.backends.model.padding_check import reads_padding
 from draftwood.backends.model.probe import disagreement
 from draftwood.backends.model.renewal import RenewedBackend
 from draftwood.backends.recurrent.rebuild import reference
@@ -129,6 +130,11 @@ class ModelBackend(RenewedBackend):
                 "keep_features() before rows join."
             )
         self._reader = reader
+
+    @property
+    def reads_padding(self) -> bool:  # type: ignore[override]
+        """Whether padding before a text changes what the model writes, which one short comparison shows."""
+        return reads_padding(self.model, vocab_size=self.vocab_size)
 
     def input_embeddings(self, tokens: Int[Tensor, "*n"]) -> Float[Tensor, "*n hidden"]:
         """Returns the model's input embeddings of `tokens`, before the body changes them."""

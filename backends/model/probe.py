@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from draftwood.backends.recurrent.rebuild import clamps_steps, recurrent_layers
 from draftwood.backends.structure.context import rope_depends_on_length
@@ -116,13 +117,14 @@ def decoded_logits(model: Any, prompt: list[int], written: list[int]) -> Tensor:
     """Logits `[len(written), vocab]` after each of the tokens `written` one by one after `prompt`.
 
     One forward over the whole text gives them, unless its length changes the logits at each of its tokens, or
-    the model reads a prompt otherwise than it decodes; then its own decoding does.
+    the model may read a prompt otherwise than it decodes: by clamped steps, or by windows that only its
+    cache has. Then its own decoding does.
     """
     text = [*prompt, *written]
     if rope_depends_on_length(model):
         ends = range(len(prompt) + 1, len(text) + 1)
         return torch.cat([plain_logits(model, text[:end])[-1:] for end in ends])
-    if not clamps_steps(model):
+    if not clamps_steps(model) and not _cache_has_windows(model):
         return plain_logits(model, text)[len(prompt) :]
     name, device = cache_argument(model), input_device(model)
     options: dict[str, Any] = {name: DynamicCache(config=model.config), "use_cache": True}
@@ -135,6 +137,11 @@ def decoded_logits(model: Any, prompt: list[int], written: list[int]) -> Tensor:
             logits.append(model(input_ids=ids, **options).logits[0, -1:])
             start += len(piece)
     return torch.cat(logits[1:])
+
+
+def _cache_has_windows(model: Any) -> bool:
+    layers = DynamicCache(config=model.config).layers
+    return any(isinstance(layer, DynamicSlidingWindowLayer) for layer in layers)
 
 
 def moved_logits(model: Any, text: list[int], *, by: float) -> Tensor:

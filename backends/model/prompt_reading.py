@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import Cache
 
@@ -17,7 +18,7 @@ from draftwood.backends.nodes.row_inputs import RowInputs
 from draftwood.backends.structure.forward import cache_argument, input_device
 from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.decoding.given_cache import filled_cache
-from draftwood.protocols.model_prompt import ModelPrompt
+from draftwood.protocols.model_prompt import ModelPrompt, has_holes
 
 # One value for each token; `generate()` makes the values of new tokens.
 _BY_TOKEN = frozenset({"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"})
@@ -32,18 +33,22 @@ class PromptRead:
     Attributes:
         logits: `[rows, vocab]` after the prompts.
         cache: all that the model keeps of them, with the columns of padding before shorter rows.
-        padding: columns of padding of every row.
-        lengths: cached columns of every row, without padding.
+        seen: bool `[rows, columns]` on the host, the cached columns that later tokens may see.
         inputs: what every later pass of a row is given besides tokens.
         features: of every row, where a reader was given.
     """
 
     logits: Tensor
     cache: Cache
-    padding: list[int]
-    lengths: list[int]
+    seen: Tensor
     inputs: RowInputs
     features: list[Pieces]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Returns the visible columns of every row."""
+        lengths: list[int] = self.seen.sum(1).tolist()
+        return lengths
 
 
 class PromptForward:
@@ -103,10 +108,9 @@ def read_prompt(
         reader: takes features from the pass.
 
     Raises:
-        InvalidInput: a mask with holes, or of other columns than the cache.
+        InvalidInput: a mask of other columns than the cache.
         UnsupportedModel: later steps need inputs that are not known.
     """
-    prompt.check()
     forward = PromptForward(module, prompt, cache)
     inputs = forward.first()
     found: Tensor | None = None
@@ -128,21 +132,13 @@ def read_prompt(
         raise UnsupportedModel(
             f"{type(module).__name__} keeps no cache of such a prompt; decode without custom_generate=."
         )
-    padding = _padding(forward.seen, rows, columns)
-    lengths = [columns - pad for pad in padding]
+    seen = _seen(forward.seen, rows, columns)
     features: list[Pieces] = [()] * rows
     if found is not None and reader is not None:
         features = [
-            reader.trimmed([states[-length:].clone()]) for states, length in zip(found, lengths, strict=True)
+            reader.trimmed([states[row[-len(states) :]]]) for states, row in zip(found, seen, strict=True)
         ]
-    return PromptRead(
-        output.logits[:, -1].clone(),
-        forward.cache,
-        padding,
-        lengths,
-        _row_inputs(step, columns=columns, lengths=lengths),
-        features,
-    )
+    return PromptRead(output.logits[:, -1].clone(), forward.cache, seen, _row_inputs(step, seen), features)
 
 
 def _columns(cache: Any, *, otherwise: int) -> int:
@@ -153,29 +149,21 @@ def _columns(cache: Any, *, otherwise: int) -> int:
         return otherwise
 
 
-def _padding(mask: Tensor | None, rows: int, columns: int) -> list[int]:
-    """Columns of padding before every row, by the mask `[rows, columns]` of the forward."""
+def _seen(mask: Tensor | None, rows: int, columns: int) -> Tensor:
+    """The cached columns that the mask of the forward shows, bool `[rows, columns]` on the host."""
     if mask is None or bool(mask.bool().all()):
-        return [0] * rows
-    seen = mask.bool().cpu()
-    if seen.shape != (rows, columns):
+        return torch.ones(rows, columns, dtype=torch.bool)
+    if mask.shape != (rows, columns):
         raise InvalidInput(
             f"attention_mask has shape {tuple(mask.shape)} and the model read {columns} columns of {rows} "
             "rows; give rows of one length, without padding."
         )
-    padding: list[int] = (~seen).sum(1).tolist()
-    for row, pad in enumerate(padding):
-        if bool(seen[row, :pad].any()):
-            raise InvalidInput(
-                f"attention_mask has a 0 after a 1 in row {row}; pad on the left (padding_side='left'), and "
-                "leave no holes, or write rows of one length."
-            )
-    return padding
+    return mask.bool().cpu()
 
 
-def _row_inputs(step: Mapping[str, Any], *, columns: int, lengths: list[int]) -> RowInputs:
+def _row_inputs(step: Mapping[str, Any], seen: Tensor) -> RowInputs:
     """Returns the inputs of later passes, from the inputs of the step after the prompt."""
-    rows, held = len(lengths), np.array(lengths, np.int64)
+    (rows, columns), held = seen.shape, seen.sum(1).numpy()
     positions = step.get("position_ids")
     if positions is None:
         shift = columns - held
@@ -191,4 +179,12 @@ def _row_inputs(step: Mapping[str, Any], *, columns: int, lengths: list[int]) ->
     }
     if shift.ndim == 2 and (shift == shift[:1]).all():
         shift = shift[0]
-    return RowInputs(np.ascontiguousarray(shift), constants)
+    return RowInputs(np.ascontiguousarray(shift), constants, _holes(seen))
+
+
+def _holes(seen: Tensor) -> tuple[NDArray[np.int64], ...]:
+    """Returns for each row the hidden columns, counted from the first visible one; empty: no row has any."""
+    if not has_holes(seen):
+        return ()
+    starts = (int(row.argmax()) if row.any() else len(row) for row in seen.numpy())
+    return tuple(np.flatnonzero(~row[start:]) for row, start in zip(seen.numpy(), starts, strict=True))

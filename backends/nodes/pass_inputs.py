@@ -124,18 +124,21 @@ class PassInputs:
         if max_length is not None and longest > max_length:
             positions = _within(positions, staged.counts, max_length)
         bits, first = list[Bits](), list[Ints | None]()
+        rows_given = RowInputs.plain(rows) if given is None else given
+        # What a window hides follows from the number of columns in between, not from positions.
+        columns = rows_given.columns(positions)
+        reached = int(columns.max(initial=0)) + 1
         for reach in kinds.values():
-            if (reach.window or reach.chunk) and reach.limits(longest):
-                columns = np.concatenate([older + lengths[:, None], positions], 1)
-                bits.append(staged.bits & packed(reach.sees(positions, columns)))
-                first.append(reach.first(positions))
+            if (reach.window or reach.chunk) and reach.limits(max(longest, reached)):
+                old = rows_given.columns(older + lengths[:, None])
+                bits.append(staged.bits & packed(reach.sees(columns, np.concatenate([old, columns], 1))))
+                first.append(rows_given.slots(reach.first(columns)))
             else:
                 bits.append(staged.bits)
                 first.append(None)
         return cls(
             tokens,
             staged,
-            # What a window hides follows from the number of tokens in between, not from positions.
             positions if given is None else given.positions(positions),
             tuple(kinds),
             tuple(bits),

@@ -22,10 +22,13 @@ class RowInputs:
         shift: int64 `[rows]` or `[axes, rows]`: the position of a row's next token, less the number of its
             committed tokens. Several axes are time, height and width.
         constants: by name, `[rows, 1]` for one value for each token, or `[rows, ...]` as it is.
+        hidden: for every row int64, in ascending order, the columns of its prompt that a mask hides and no
+            slot holds, counted from its first visible one; empty where no row has any. Windows count them.
     """
 
     shift: NDArray[np.int64]
     constants: Mapping[str, Tensor] = attrs.field(factory=dict)
+    hidden: tuple[NDArray[np.int64], ...] = ()
 
     @classmethod
     def plain(cls, rows: int) -> RowInputs:
@@ -35,7 +38,7 @@ class RowInputs:
     @property
     def is_plain(self) -> bool:
         """Whether they say no more than the tokens do."""
-        return not self.constants and self.shift.ndim == 1 and not self.shift.any()
+        return not self.constants and not self.hidden and self.shift.ndim == 1 and not self.shift.any()
 
     @property
     def runs_captured(self) -> bool:
@@ -47,6 +50,7 @@ class RowInputs:
         kept = RowInputs(
             self.shift[..., list(rows)],
             {name: value[list(rows)] for name, value in self.constants.items()},
+            _if_any([self.hidden[row] for row in rows] if self.hidden else ()),
         )
         return None if kept.is_plain else kept
 
@@ -65,11 +69,29 @@ class RowInputs:
         axes = max(self.shift.shape[:-1], more.shift.shape[:-1], key=len)
         shifts = [np.broadcast_to(one.shift, (*axes, one.shift.shape[-1])) for one in (self, more)]
         constants = {name: torch.cat([value, more.constants[name]]) for name, value in self.constants.items()}
-        return RowInputs(np.concatenate(shifts, -1), constants)
+        hidden = [
+            columns
+            for one in (self, more)
+            for columns in one.hidden or [np.zeros(0, np.int64)] * one.shift.shape[-1]
+        ]
+        return RowInputs(np.concatenate(shifts, -1), constants, _if_any(hidden))
 
     def positions(self, depths: NDArray[np.int64]) -> NDArray[np.int64]:
         """Positions `[*axes, rows, nodes]` of nodes that have so many tokens before them, `[rows, nodes]`."""
         return depths + self.shift[..., None]
+
+    def columns(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Columns `[rows, nodes]` of uncommitted nodes at these slots, hidden columns included."""
+        if not self.hidden:
+            return slots
+        return slots + np.array([len(columns) for columns in self.hidden])[:, None]
+
+    def slots(self, columns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the first slot at or after each of these columns, `[rows, nodes]`."""
+        if not self.hidden:
+            return columns
+        before = [np.searchsorted(hidden, row) for hidden, row in zip(self.hidden, columns, strict=True)]
+        return columns - np.stack(before)
 
     def options(self, nodes: int) -> dict[str, Any]:
         """The constants as keyword arguments of a pass over so many nodes of every row."""
@@ -77,6 +99,10 @@ class RowInputs:
             name: value.expand(-1, nodes) if value.dim() == 2 and value.shape[1] == 1 else value
             for name, value in self.constants.items()
         }
+
+
+def _if_any(hidden: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], ...]:
+    return tuple(hidden) if any(len(columns) for columns in hidden) else ()
 
 
 def joined_inputs(have: RowInputs | None, rows: int, more: RowInputs | None, new: int) -> RowInputs | None:

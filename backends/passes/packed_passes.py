@@ -59,6 +59,7 @@ class PackedPasses(ModelBackend):
         chunk: int,
         capture: Capture = "off",
         runner: RunnerMaker | None = None,
+        whole_prompts: bool = False,
     ) -> None:
         """Serve `model`; see `ModelBackend`.
 
@@ -70,12 +71,15 @@ class PackedPasses(ModelBackend):
             chunk: tokens a prefill pass takes at once.
             capture: whether and how passes over trees are captured; see `capture`.
             runner: makes what runs passes, where they are not captured; None: they run as they are.
+            whole_prompts: whether windows hold for written tokens only, and tokens of a prompt see all before
+                them.
 
         Raises:
             UnsupportedModel: passes that cannot be captured.
         """
         super().__init__(model, chunk=chunk)
         self._module, self._states, self._kinds = module, states, kinds
+        self._prompt_kinds = dict.fromkeys(kinds, Reach()) if whole_prompts else kinds
         read_ahead(module, layers=self.skippable_layers)
         self._cache = RowCache(standing=capture != "off")
         self._pass = ModelPass(
@@ -133,7 +137,7 @@ class PackedPasses(ModelBackend):
             tokens,
             # Padding follows a row's text, so no token of the text sees it, and rows are alike.
             chain(n),
-            kinds=self._kinds,
+            kinds=self._prompt_kinds,
             older=np.zeros((1, 0), np.int64),
             lengths=np.array([start]),
             base=start,

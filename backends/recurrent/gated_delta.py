@@ -74,7 +74,7 @@ class GatedDeltaMixer(Mixer, ABC):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The mixer's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
         original, (rows, nodes, _) = self.original, hidden_states.shape
-        mixed, z, b, a = self._projected(hidden_states)
+        mixed, z, b, a = self._projected(self.unmasked(hidden_states))
         mixed = precise(self._act(self.run(self._conv, mixed)))
         query, key, value = mixed.split([original.key_dim, original.key_dim, original.value_dim], dim=-1)
         query, key = (_normed(part.view(rows, nodes, -1, original.head_k_dim)) for part in (query, key))

@@ -83,8 +83,8 @@ class Mamba1Mixer(Mixer):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The mixer's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
         original = self.original
-        inputs, gate = original.in_proj(hidden_states).chunk(2, dim=-1)
-        inputs = original.act(self.run(self._conv, inputs))
+        inputs, gate = original.in_proj(self.unmasked(hidden_states)).chunk(2, dim=-1)
+        inputs = self.unmasked(original.act(self.run(self._conv, inputs)))
         size = original.ssm_state_size
         step, keys, queries = original.x_proj(inputs).split([original.time_step_rank, size, size], dim=-1)
         if hasattr(original, "dt_layernorm"):
@@ -111,8 +111,8 @@ class ZambaMixer(Mixer):
         """The mixer's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
         original, (heads, size) = self.original, (self.original.n_mamba_heads, self.original.ssm_state_size)
         # Inputs and gates lie channel by channel.
-        inputs, gate = original.in_proj(hidden_states).unflatten(-1, (-1, 2)).unbind(-1)
-        inputs = original.act(self.run(self._conv, inputs)).unflatten(-1, (heads, -1))
+        inputs, gate = original.in_proj(self.unmasked(hidden_states)).unflatten(-1, (-1, 2)).unbind(-1)
+        inputs = self.unmasked(original.act(self.run(self._conv, inputs))).unflatten(-1, (heads, -1))
         mixed = torch.einsum("rnhc,hoc->rnho", inputs, original.x_proj_weight)
         step, keys, queries = mixed.split([original.time_step_rank, size, size], dim=-1)
         step = precise(torch.einsum("rnht,hct->rnhc", step, original.dt_proj_weight))

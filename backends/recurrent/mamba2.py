@@ -75,10 +75,10 @@ class Mamba2Mixer(Mixer):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The mixer's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
         original, (rows, nodes, _) = self.original, hidden_states.shape
-        gate, mixed, dt = self._project(hidden_states).split(
+        gate, mixed, dt = self._project(self.unmasked(hidden_states)).split(
             [original.intermediate_size, original.conv_dim, original.num_heads], dim=-1
         )
-        mixed = precise(original.act(self.run(self._conv, mixed)))
+        mixed = precise(self.unmasked(original.act(self.run(self._conv, mixed))))
         size = original.n_groups * original.ssm_state_size
         inputs, keys, queries = mixed.split([original.intermediate_size, size, size], dim=-1)
         inputs = inputs.view(rows, nodes, original.num_heads, original.head_dim)

@@ -34,6 +34,14 @@ class Mixer(torch.nn.Module):
         """Returns the outputs of `layer` for the pass's nodes, from `new`; all are `[rows, nodes, ...]`."""
         return self._states.run(layer, *new)
 
+    def unmasked(self, values: Tensor) -> Tensor:
+        """Returns `values` `[rows, nodes, ...]` with zeros for tokens that the mask of a prompt hides.
+
+        Such a token still takes its step, as in transformers' layers, which read zeros for it. A mixer calls
+        this where its original does.
+        """
+        return self._states.unmasked(values)
+
 
 def precise(tensor: Tensor) -> Tensor:
     """In single precision at least: states are kept so, whatever the model's dtype."""

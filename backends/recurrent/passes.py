@@ -69,15 +69,15 @@ class Text:
     Attributes:
         counts: how many of the pass are text, int64 `[rows]`; the others are padding after it.
         whole: whether all are.
-        padded_left: whether the pass has the padding before the text instead; layers see it after the text.
+        mask: bool `[rows, tokens]`, False for tokens of which layers read zeros; None: there are none.
     """
 
     def __init__(
-        self, counts: Sequence[int], tokens: int, device: torch.device, *, padded_left: bool = False
+        self, counts: Sequence[int], tokens: int, device: torch.device, *, mask: Tensor | None = None
     ) -> None:
         self.counts = torch.tensor(counts, device=device)
         self.whole = min(counts) == tokens
-        self.padded_left = padded_left and not self.whole
+        self.mask = None if mask is None else mask.to(device)
         self._given, self._tokens = counts, tokens
         self._elsewhere: dict[torch.device, Text] = {}
 
@@ -86,21 +86,8 @@ class Text:
         if device == self.counts.device:
             return self
         if device not in self._elsewhere:
-            self._elsewhere[device] = Text(self._given, self._tokens, device, padded_left=self.padded_left)
+            self._elsewhere[device] = Text(self._given, self._tokens, device, mask=self.mask)
         return self._elsewhere[device]
-
-    def begins(self, values: Tensor) -> Tensor:
-        """Returns values `[rows, tokens, ...]` of the pass with the text first, as layers see it."""
-        return self._turned(values, 1) if self.padded_left else values
-
-    def in_pass(self, values: Tensor) -> Tensor:
-        """Returns values with the text first in the order of the pass."""
-        return self._turned(values, -1) if self.padded_left else values
-
-    def _turned(self, values: Tensor, sign: int) -> Tensor:
-        padding = (self._tokens - self.counts).unsqueeze(1)
-        index = (torch.arange(self._tokens, device=self.counts.device) + sign * padding) % self._tokens
-        return values[torch.arange(len(values), device=values.device).unsqueeze(1), index]
 
     @cached_property
     def kept(self) -> Tensor:

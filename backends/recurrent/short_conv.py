@@ -20,5 +20,5 @@ class ShortConvMixer(Mixer):
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The mixer's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
-        before, after, inputs = self.original.in_proj(hidden_states).chunk(3, dim=-1)
+        before, after, inputs = self.original.in_proj(self.unmasked(hidden_states)).chunk(3, dim=-1)
         return self.original.out_proj(after * self.run(self._conv, before * inputs))  # type: ignore[no-any-return]

@@ -124,10 +124,9 @@ class LayerState(ABC):
 
     def run_text(self, new: Vectors, text: Text) -> Tensor:
         """Outputs of rows that are about to join."""
-        new = tuple([text.begins(values) for values in new])
         state = self.begin_state(new) if self._joining is None else self._joining
         out, self._joining = self.read(state, new, text)
-        return text.in_pass(out)
+        return out
 
     @property
     def device(self) -> torch.device:
@@ -273,7 +272,7 @@ class States:
             layer.begin()
 
     def prefill(
-        self, counts: Sequence[int], width: int, device: torch.device, *, padded_left: bool = False
+        self, counts: Sequence[int], width: int, device: torch.device, *, mask: Tensor | None = None
     ) -> None:
         """The next pass holds `width` tokens of every joining row, of which so many are text.
 
@@ -281,9 +280,16 @@ class States:
             counts: for every row.
             width: of the pass.
             device: where the counts go.
-            padded_left: whether the padding comes before the text, as in a prompt of `generate()`.
+            mask: bool `[rows, width]`, False for tokens that a prompt hides; None: none.
         """
-        self._now, self._text = None, Text(counts, width, device, padded_left=padded_left)
+        self._now, self._text = None, Text(counts, width, device, mask=mask)
+
+    def unmasked(self, values: Tensor) -> Tensor:
+        """Returns `values` `[rows, nodes, ...]` of the pass, with zeros for tokens that a prompt hides."""
+        if self.standing is not None or self._now is not None or self._text is None:
+            return values
+        mask = self._text.on(values.device).mask
+        return values if mask is None else torch.where(mask.unsqueeze(2), values, 0.0)
 
     def joined(self, have: int, more: int) -> list[Tensor | None]:
         """All committed states once the rows have joined, for `settle`."""

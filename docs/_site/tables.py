@@ -214,6 +214,21 @@ def families_images_counts() -> str:
     return "\n".join(["| | families |", "|---|---|", *rows])
 
 
+def transformers_tests() -> str:
+    """Returns the number of calls of `generate()` in transformers' own tests for every kind of result."""
+    lines = _rows("transformers-tests.csv")
+    names = {
+        "equal": "greedy, equal",
+        "sampled": "sampled, as many rows",
+        "raises": "raise in both",
+        "refused": "refused",
+        "wrong": "differ",
+        "raw": "raise another error",
+    }
+    rows = [f"| {name} | {sum(int(line[key]) for line in lines)} |" for key, name in names.items()]
+    return "\n".join([f"| {len(lines)} families | calls |", "|---|---|", *rows])
+
+
 def _rows(name: str, **wanted: str) -> list[dict[str, str]]:
     with (DATA / name).open(newline="", encoding="utf-8") as file:
         return [line for line in csv.DictReader(file) if all(line[key] == wanted[key] for key in wanted)]
@@ -292,4 +307,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "families_counts": families_counts,
     "families_images": families_images,
     "families_images_counts": families_images_counts,
+    "transformers_tests": transformers_tests,
 }

@@ -30,7 +30,7 @@ from draftwood.distributions.sampling import SamplingParams
 from draftwood.laws.randomness import SpawnedSeeds, row_seeds
 from draftwood.protocols import Drafter, StateBackend, TreePolicy, Verifier, policy_states, registry
 from draftwood.protocols.compatibility import check_drafters_fit, check_sampling_fits, check_strategy_fits
-from draftwood.protocols.model_prompt import ModelPrompt, PromptRow
+from draftwood.protocols.model_prompt import ModelPrompt, PromptRow, has_holes
 from draftwood.protocols.named_heads import NamedHead, check_no_head, named_head
 from draftwood.protocols.pass_costs import PassCosts
 from draftwood.protocols.shape import check_shape
@@ -129,9 +129,9 @@ class SpeculativeDecoder:
         """Write up to `max_new_tokens` after every prompt.
 
         Args:
-            input_ids: `[rows, length]` integers, left-padded where `attention_mask` is 0; or a list of
-                token lists. A tensor is returned unchanged, followed by the new tokens. Or a `ModelPrompt`,
-                for images, sound or embeddings, whose `ids` are returned in the same way.
+            input_ids: `[rows, length]` integers, hidden where `attention_mask` is 0, as on padding; or a
+                list of token lists. A tensor is returned unchanged, followed by the new tokens. Or a
+                `ModelPrompt`, for images, sound or embeddings, whose `ids` are returned in the same way.
             constraint: the tokens that may be written: one constraint for all rows, or one per row.
             policy_state: initial state of a policy that learns: one for all rows, or a list with one per row,
                 as `Generation.policy_states` of an earlier call. Default: the policy's first state.
@@ -151,6 +151,8 @@ class SpeculativeDecoder:
         given = input_ids if isinstance(input_ids, ModelPrompt) else None
         if given is not None and attention_mask is not None:
             raise InvalidInput("A ModelPrompt holds its own attention_mask; give it to ModelPrompt.of().")
+        if given is None:
+            given = self._by_forward(input_ids, attention_mask)
         ids = input_ids if given is None else given.ids
         prompts = as_prompts(ids, attention_mask) if given is None else given.texts
         if streamer is not None and len(prompts) > 1:
@@ -335,6 +337,18 @@ class SpeculativeDecoder:
                 said,
             )
         return defaults.processors
+
+    def _by_forward(self, input_ids: Any, mask: Any) -> ModelPrompt | None:
+        """Returns the prompts if what the mask hides takes the model's own forward to read; else None."""
+        model = self.target.model
+        if not isinstance(input_ids, Tensor) or mask is None or not hasattr(model, "generate"):
+            return None
+        ids, mask = torch.atleast_2d(input_ids), torch.atleast_2d(torch.as_tensor(mask))
+        if mask.shape != ids.shape or bool(mask.all()):
+            return None
+        if not has_holes(mask) and not self.target.reads_padding:
+            return None
+        return ModelPrompt.of(model, ids, attention_mask=mask)
 
     def _agreed(self, seeds: Seeds) -> Seeds:
         """These seeds; where several processes run the target, the first one's."""

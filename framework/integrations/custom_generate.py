@@ -150,7 +150,14 @@ class CustomGenerate:
         prompt_is_shown = call.streamer is not None
         try:
             refuse_unserved(call, model, generation_config, model_kwargs, synced_gpus=synced_gpus)
-            prompt = prompt_of(call, model, model_kwargs, input_ids, generation_config)
+            prompt = prompt_of(
+                call,
+                model,
+                model_kwargs,
+                input_ids,
+                generation_config,
+                reads_padding=lambda: self._decoder_of(model, by_forward=False).target.reads_padding,
+            )
             if streamer is not None and len(input_ids) > 1:
                 raise InvalidInput(
                     f"A streamer shows one row and {len(input_ids)} were given; call once per row."

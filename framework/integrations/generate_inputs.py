@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from draftwood.decoding.given_cache import filled_cache
 from draftwood.decoding.kept_text import KeptText
 from draftwood.integrations.generate_call import Call, says_something
 from draftwood.integrations.inner_outputs import FLAGS
-from draftwood.protocols.model_prompt import ModelPrompt, placeholders_of
+from draftwood.protocols.model_prompt import ModelPrompt, has_holes, placeholders_of
 
 # What `generate` itself prepares for the model, and leaves the text as it is.
 _PREPARED = frozenset({"attention_mask", "logits_to_keep", "use_cache", "return_dict"})
@@ -24,9 +24,15 @@ _ENCODED = "mm_encoder_outputs"
 
 
 def prompt_of(
-    call: Call, model: Any, model_kwargs: Mapping[str, Any], ids: Tensor, config: Any
+    call: Call,
+    model: Any,
+    model_kwargs: Mapping[str, Any],
+    ids: Tensor,
+    config: Any,
+    *,
+    reads_padding: Callable[[], bool],
 ) -> ModelPrompt | None:
-    """Returns the prompt of a call that gives more than the tokens of a text; None for a text.
+    """Returns the prompt of a call that gives more than a text, or hides tokens of it; None for a text.
 
     Args:
         call: of `generate`.
@@ -34,6 +40,7 @@ def prompt_of(
         model_kwargs: the arguments for the model's forward.
         ids: the prompts `[rows, length]`.
         config: the prepared `GenerationConfig`.
+        reads_padding: asked about padded texts; see `StateBackend`.
 
     Raises:
         InvalidInput: names what was given, and cannot be read.
@@ -47,6 +54,12 @@ def prompt_of(
     more = _more_than_text(call, model, model_kwargs, ids)
     if _has_virtual_tokens(model):
         more.append("PEFT's learnt tokens")
+    mask = model_kwargs.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.all()):
+        if has_holes(mask):
+            more.append("an attention_mask with holes")
+        elif not more and reads_padding():
+            more.append("padding that the model reads")
     if not more:
         return None
     if any(isinstance(value, KeptText) for value in model_kwargs.values()):
@@ -54,7 +67,6 @@ def prompt_of(
             f"past_key_values of a call of draft trees goes on with a text, and {' and '.join(more)} was "
             "given too; leave one of the two out."
         )
-    mask = model_kwargs.get("attention_mask")
     columns = ids.shape[1] if (embedded := model_kwargs.get("inputs_embeds")) is None else embedded.shape[1]
     whole = getattr(config, "_mask_length", columns) if mask is None else mask.shape[1]
     if filled_cache(model_kwargs) is not None and whole != columns:
@@ -63,9 +75,7 @@ def prompt_of(
             "given; give the whole text as input_ids."
         )
     given = {name: value for name, value in call.arguments.items() if not hasattr(config, name)}
-    prompt = ModelPrompt(ids, dict(model_kwargs), given, placeholders_of(model), type(model))
-    prompt.check()
-    return prompt
+    return ModelPrompt(ids, dict(model_kwargs), given, placeholders_of(model), type(model))
 
 
 def _refuse_caches(call: Call, model_kwargs: Mapping[str, Any]) -> None:

@@ -23,9 +23,12 @@ class ReadsPrompts(Protocol):
 
     Attributes:
         gives_first_logits: whether `first_logits` is offered.
+        reads_padding: whether a padded row of `generate()` has another text than the row by itself, so that
+            `read_prompt` has to read it.
     """
 
     gives_first_logits: bool = False
+    reads_padding: bool = False
 
     def first_logits(self, rows: Sequence[Int[Tensor, " length"]]) -> Float[Tensor, "rows vocab"]:
         """Append rows as `prefill` does; returns the logits after the last token of each, `[rows, vocab]`.

@@ -78,7 +78,7 @@ class ModelPrompt:
 
     @property
     def mask(self) -> Tensor | None:
-        """Returns the attention mask `[rows, columns]` over all that the model reads; None: no padding."""
+        """Returns the attention mask `[rows, columns]` over all that the model reads; None: it sees all."""
         mask = self.inputs.get("attention_mask")
         return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
 
@@ -90,7 +90,7 @@ class ModelPrompt:
 
     @property
     def lengths(self) -> list[int]:
-        """Returns the columns of every row without padding."""
+        """Returns the number of columns of every row that the mask shows."""
         if self.mask is None:
             return [self.columns] * len(self)
         lengths: list[int] = self.mask.bool().sum(1).tolist()
@@ -98,7 +98,7 @@ class ModelPrompt:
 
     @cached_property
     def texts(self) -> list[list[int]]:
-        """Returns the tokens of every row without padding, placeholders included; embeddings have none."""
+        """Returns the tokens of every row that the mask shows, placeholders too; embeddings have none."""
         rows: list[list[int]] = self.ids.tolist()
         if self.mask is None or self.mask.shape != self.ids.shape:
             return rows
@@ -131,25 +131,6 @@ class ModelPrompt:
         """Returns the rows, which are read together."""
         return [PromptRow(self, number) for number in range(len(self))]
 
-    def check(self) -> None:
-        """Refuse a mask that hides anything but the beginning of a row.
-
-        Raises:
-            InvalidInput: names the row.
-        """
-        if self.mask is None:
-            return
-        for row, seen in enumerate(self.mask.bool().cpu()):
-            if not bool(seen.any()):
-                raise InvalidInput(
-                    f"attention_mask is 0 throughout row {row}; let it show one token at least."
-                )
-            if not bool(seen[-int(seen.sum()) :].all()):
-                raise InvalidInput(
-                    f"attention_mask has a 0 after a 1 in row {row}; pad on the left (padding_side='left'), "
-                    "and leave no holes."
-                )
-
 
 @attrs.frozen(eq=False)
 class PromptRow:
@@ -167,6 +148,12 @@ class PromptRow:
     def length(self) -> int:
         """Returns the columns that the model reads of it."""
         return self.prompt.lengths[self.number]
+
+
+def has_holes(mask: Tensor) -> bool:
+    """Returns whether a mask `[rows, columns]` hides more than the beginning of rows, or all of a row."""
+    seen = mask.bool()
+    return not bool(seen[:, -1:].all()) or bool((seen[:, :-1] & ~seen[:, 1:]).any())
 
 
 def placeholders_of(model: Any) -> frozenset[int]:

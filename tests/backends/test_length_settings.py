@@ -18,6 +18,11 @@ from draftwood.backends.loading.loader import load
 from draftwood.backends.structure import length_settings as settings_of
 from draftwood.backends.structure.length_settings import length_settings, unused_settings, with_small_settings
 from draftwood.base.errors import UnsupportedModel
+from draftwood.decoding.decoder import SpeculativeDecoder
+from draftwood.integrations.custom_generate import custom_generate
+from draftwood.strategies.drafters.prompt_lookup import PromptLookup
+from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
+from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from tests.backends.attention_models import SMALL, against, plain, randomised, tiny, words
 
 FAR = 40
@@ -74,11 +79,43 @@ def test_windows_that_the_code_uses_keep_the_mask(window: int) -> None:
     assert type(load(tiny(hf.MistralConfig, sliding_window=window))) is TransformerBackend
 
 
-def test_a_window_that_the_code_does_not_use_is_refused() -> None:
-    with pytest.raises(
-        UnsupportedModel, match=r"LlamaForCausalLM cannot go on .*beyond 4096 tokens, its logits"
-    ):
-        load(tiny(sliding_window=4096))
+def test_a_window_that_only_the_cache_has_hides_no_prompt() -> None:
+    model = tiny(sliding_window=6)
+    backend = load(model)
+    chunked: Any = TransformerBackend(model, chunk=4, whole_prompts=True)
+    assert type(backend) is TransformerBackend
+    for target in (backend, chunked):
+        decoder = SpeculativeDecoder(
+            target, PromptLookup(vocab_size=53), LayeredDySpec(8), RecursiveRejection()
+        )
+        for length in (1, 5, 6, 7, 20):
+            ids = words(length)
+            plain = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False, eos_token_id=None)
+            written: Any = decoder.generate([ids], max_new_tokens=12, eos_token_id=())
+            assert written.tolist() == plain.tolist(), length
+
+
+def test_a_window_that_only_the_cache_has_is_not_the_window_of_a_model() -> None:
+    model = tiny(sliding_window=6)
+    decoder = SpeculativeDecoder(
+        TransformerBackend(model), PromptLookup(vocab_size=53), LayeredDySpec(8), RecursiveRejection()
+    )
+    plain = model.generate(torch.tensor([words(20)]), max_new_tokens=12, do_sample=False, eos_token_id=None)
+    written: Any = decoder.generate([words(20)], max_new_tokens=12, eos_token_id=())
+    assert written.tolist() != plain.tolist()
+
+
+def test_a_text_does_not_go_on_where_only_the_cache_has_a_window() -> None:
+    model = tiny(sliding_window=4096)
+    loop = custom_generate(
+        drafter=PromptLookup(vocab_size=53), policy=LayeredDySpec(8), verifier=RecursiveRejection()
+    )
+    first = model.generate(torch.tensor([words(4)]), custom_generate=loop, return_dict_in_generate=True)
+    longer = torch.cat([first.sequences, first.sequences], 1)
+    with pytest.raises(UnsupportedModel, match="its cache keeps a window of it"):
+        model.generate(longer, cache=first.cache, custom_generate=loop)
+    with pytest.raises(UnsupportedModel, match="its cache keeps a window of it"):
+        model.generate(longer, cache=model(torch.tensor([words(4)])).cache, custom_generate=loop)
 
 
 def longrope() -> dict[str, Any]:

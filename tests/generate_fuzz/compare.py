@@ -27,7 +27,6 @@ FINE = (EQUAL, REFUSED, BOTH_RAISE)
 TIE = 1e-4  # logits closer than this may part by rounding
 
 REFUSALS: dict[str, set[str]] = {
-    "^attention_mask has a 0 after a 1": {"right_padding", "hole"},
     "^position_ids differs from the number": {"positions"},
     "^A streamer shows one row": {"streamed"},
     "^The processor Counts .* which a tree of drafts cannot follow": {"counting_processor"},
