@@ -209,13 +209,12 @@ class RequestedNodes:
 
 def _followed(accepted: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
     """The nodes, by request number, of the longest beginning of `accepted` that was fed, root first."""
-    path, above, node = list[int](), -1, -1
+    path, above, node = list[int](), -1, 0
     for token in accepted:
         # A child was asked for after its parent, and after it in the same request.
-        node = next(
-            (n for n in range(node + 1, len(tokens)) if tokens[n] == token and parents[n] == above), -1
-        )
-        if node < 0:
+        while node < len(tokens) and not (tokens[node] == token and parents[node] == above):
+            node += 1
+        if node == len(tokens):
             break
         path.append(node)
         above = node

@@ -192,6 +192,33 @@ def test_a_plan_is_followed_only_where_all_rows_announce_it():
         growth.follow(levels)
 
 
+def test_followed_levels_put_every_candidate_below_its_own_parent():
+    plan = LevelPlan(depth=2, width=2, branching=2, budget=6)
+
+    def grow() -> Any:
+        tree = TreeBuilder(0)
+        (siblings,) = yield tree.open([0], Deterministic, 2, plan=plan)
+        below = tree.add_siblings(0, siblings)
+        for node, one in zip(below, (yield tree.open(below, Deterministic, 2)), strict=True):
+            tree.add_siblings(node, one)
+        return tree.finish()
+
+    # The root's children are 1 and 2. Below 1, which is number 0 of its level, is 3; below 2 are 4 and 5.
+    levels = Levels(
+        np.array([[[1, 2, 0], [4, 3, 5]]]),
+        np.array([[[0, 0, 0], [1, 0, 1]]]),
+        np.array([[[0.5, 0.4, 0.0], [0.3, 0.25, 0.1]]]),
+        widths=(1, 2),
+        vocab_size=6,
+    )
+    growth = Growth([grow()], streams(1))
+    growth.follow(levels)
+    (tree,) = growth.trees()
+    assert tree.tokens.tolist() == [0, 1, 2, 3, 4, 5]
+    assert tree.parents.tolist() == [-1, 0, 0, 1, 2, 2]
+    assert growth.requests is None
+
+
 def test_a_builder_keeps_chosen_nodes_with_their_laws():
     tree = TreeBuilder(7)
     law = PerChild([torch.tensor([0.5, 0.5])] * 2)
