@@ -38,6 +38,7 @@ class SharedTokens(Drafter):
 
     Raises:
         IncompatibleModels: the map is for a draft of another size.
+        InvalidInput: the draft reads the target's logits, or is several drafters.
 
     Source: token-level intersection, Timor et al. 2025 (arXiv 2502.05202), algorithm 4.
     """
@@ -57,8 +58,8 @@ class SharedTokens(Drafter):
             )
         if self.drafter.reads_scores or self.drafter.names:
             raise InvalidInput(
-                f"{type(self.drafter).__name__} reads the target's logits or has several names, which a draft "
-                "of another tokenizer cannot; give a drafter that does neither."
+                f"{type(self.drafter).__name__} reads the target's logits or has several names, which a "
+                "draft of another tokenizer cannot; give a drafter that does neither."
             )
         columns = torch.from_numpy(self.tokens.to_draft)
         self._columns = columns.masked_fill(columns < 0, self.tokens.draft_size)

@@ -25,6 +25,7 @@ from draftwood.strategies.drafters.eagle3 import Eagle3
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.several import Several
 from draftwood.strategies.heads.formats import load_head
+from draftwood.testing.models.row_views import TOY_COSTS
 from tests.counting_device.counts import Counts, Kind
 from tests.counting_device.device import CountingDevice, counting_device
 from tests.counting_device.models import to_device
@@ -87,11 +88,11 @@ class Call:
             drafts, read = HEADS[self.draft]
             head = read(zoo.path(self.draft)).to(self.dtype)
             drafter: Drafter = drafts(target, to_device(head) if on_device else head)
-            return SpeculativeDecoder(target, drafter, self.policy, self.verifier)
+            return SpeculativeDecoder(target, drafter, self.policy, self.verifier, pass_costs=TOY_COSTS)
         drafter = ModelDrafter(backend(self.draft))
         if needs_several_drafters(self.policy):
             drafter = Several([drafter, ModelDrafter(backend(self.draft))])
-        return SpeculativeDecoder(target, drafter, self.policy, self.verifier)
+        return SpeculativeDecoder(target, drafter, self.policy, self.verifier, pass_costs=TOY_COSTS)
 
     @property
     def options(self) -> dict[str, Any]:

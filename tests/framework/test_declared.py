@@ -111,7 +111,10 @@ def test_policies_and_verifiers(policy: Any, verifier: Any, sentence: str) -> No
 
 def test_what_declares_all_passes_whether_derived_or_not() -> None:
     check_strategy_fits(Plain(), create("verifiers", "recursive-rejection"))
-    names = ("backends", "model", "planned_levels", "prefill_prompt", "remembers", "source")
+    names = (
+        *("backends", "model", "names", "planned_levels", "prefill_prompt", "reads_scores", "remembers"),
+        *("scored", "source"),
+    )
     for name in names:
         alone: Any = Alone()
         for other in {*names} - {name}:

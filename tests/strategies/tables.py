@@ -9,6 +9,7 @@ import torch
 from draftwood import CounterRandomness
 from draftwood.protocols import policy_states
 from draftwood.testing import ToyModel
+from draftwood.testing.models.row_views import TOY_VIEW
 from draftwood.trees.growth import by_distributions
 
 ROOT: tuple[int, ...] = (0,)
@@ -35,7 +36,7 @@ def several(*tables):
 def grow(policy, probs, seed=None, rng=None, state=None):
     """Drive a policy by a table; returns the tree and the paths of every request. No seed: no chance."""
     rng = rng if seed is None else CounterRandomness.seeded(seed)
-    growing = by_distributions(policy_states.grow(policy, ROOT[0], rng, state), rng)
+    growing = by_distributions(policy_states.grow(policy, ROOT[0], rng, state, view=TOY_VIEW), rng)
     asked, requests = list[Any](), list[Any]()
     try:
         request = next(growing)

@@ -19,6 +19,7 @@ from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.verifiers.greedy import Greedy
 from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.testing import ToyBackend, ToyModel
+from draftwood.testing.models.row_views import TOY_COSTS
 from draftwood.testing.models.small_strategies import toy_drafter
 from tests.strategies.tables import grow, paths, several, table
 
@@ -109,7 +110,9 @@ def test_a_tree_beyond_the_context_is_cut_and_the_text_ends_there(policy):
     drafter = toy_drafter(policy, draft, ToyModel(5, seed=1, order=3))
     # Greedy verification goes by a law for one sibling at a time.
     verifier = RaceTraversal() if getattr(policy, "law", None) is FixedTimeSet else Greedy()
-    decoder = SpeculativeDecoder(ToyBackend(target, max_length=8), drafter, policy, verifier)
+    decoder = SpeculativeDecoder(
+        ToyBackend(target, max_length=8), drafter, policy, verifier, pass_costs=TOY_COSTS
+    )
     out: Any = decoder.generate([[1, 2, 3]], max_new_tokens=50, return_dict_in_generate=True)
     text = [1, 2, 3]
     for token in out.tokens[0]:

@@ -11,6 +11,7 @@ import pytest
 from draftwood import SamplingParams, SpeculativeDecoder
 from draftwood.testing import ToyBackend, ToyModel
 from draftwood.testing.models.proof_models import PROOF_MODELS
+from draftwood.testing.models.row_views import TOY_COSTS
 from draftwood.testing.models.small_strategies import fits, small_policies, small_verifiers, toy_drafter
 from draftwood.testing.proofs.enumerator import enumerate_outcomes
 from draftwood.testing.proofs.joint_rows import joint_rows_law
@@ -24,7 +25,7 @@ GROWING = (
     ("/framework/trees/tree.py", "TreeBuilder."),
 )
 """Files, and what the names of functions in them begin with, that trees grow by."""
-AFTERWARDS = ("observe", "_bin", "_cell", ".cells", "_updated", "_tuned", "_moved", "Growth.plan")
+AFTERWARDS = ("observe", "_first_children", "_updated", "_tuned", "_moved", "Growth.plan")
 """Parts of names: what learns from a grown tree, and what asks whether a draft may grow all levels itself."""
 
 
@@ -62,7 +63,9 @@ def test_a_policy_grows_by_the_same_functions_where_it_is_proved_and_where_it_ru
 
     verifier = next(one.strategy for one in small_verifiers() if fits(policy, one.strategy))
     target = ToyBackend(ToyModel(vocab_size=3, seed=1))
-    decoder = SpeculativeDecoder(target, toy_drafter(policy, *toys.drafts), policy, verifier)
+    decoder = SpeculativeDecoder(
+        target, toy_drafter(policy, *toys.drafts), policy, verifier, pass_costs=TOY_COSTS
+    )
 
     def run() -> None:
         decoder.generate(

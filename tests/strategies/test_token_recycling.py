@@ -6,8 +6,8 @@ import attrs
 import pytest
 import torch
 
-from draftwood import Drafter, Request, SamplingParams, SpeculativeDecoder
-from draftwood.drafters import Named, PromptLookup, TokenRecycling
+from draftwood import Drafter, InvalidInput, Request, SamplingParams, SpeculativeDecoder
+from draftwood.drafters import Named, PromptLookup, SharedTokens, TokenMap, TokenRecycling
 from draftwood.policies import Chain, LayeredDySpec
 from draftwood.protocols.scored_nodes import ScoredNodes
 from draftwood.protocols.vocabulary import fit_vocabulary
@@ -144,3 +144,9 @@ def test_token_recycling_keeps_the_targets_law_whatever_it_remembers() -> None:
 def test_token_recycling_passes_the_checks_of_drafters() -> None:
     for _, check in checks_for(TokenRecycling(6)):
         check()
+
+
+def test_a_draft_of_another_tokenizer_reads_no_logits() -> None:
+    words = [str(number) for number in range(12)]
+    with pytest.raises(InvalidInput, match="which a draft of another tokenizer cannot"):
+        SharedTokens(TokenRecycling(12), TokenMap.of(words, words))
