@@ -76,7 +76,7 @@ def likely_mistake(evidence: Evidence, tolerance: float) -> str:
 
 
 def _of_tree(evidence: Evidence, tolerance: float) -> str:
-    """The same for trees, whose siblings follow one law."""
+    """Returns the mistake of a sampler of trees, whose siblings follow one law."""
     law = evidence[0][0].case.law
     found = [
         mistake.says
