@@ -55,14 +55,16 @@ class KeyDecayState(LayerState):
 
 
 class KeyDecayDeltaState(KeyDecayState):
-    """The same by the delta rule: `d_t = b_t (v_t - x_(t-1) diag(exp(a_t)) k_t)` takes the place of `v_t`.
+    """A state with these decays that is changed by the delta rule.
+
+    `d_t = b_t (v_t - x_(t-1) diag(exp(a_t)) k_t)` takes the place of `v_t`.
 
     `run` takes q, k, v, a and b `[rows, nodes, heads]`. Nodes keep k, d and a.
     Source: Kimi Linear (arXiv 2510.26692), equation 1, along a tree.
     """
 
     def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:
-        """Solve for the deltas of the new nodes, which depend on those of their ancestors."""
+        """Solve for the deltas of the new nodes, which depend on the deltas of their ancestors."""
         queries, key, values, decay, rates = new
         known = old[1] if old else values[:, :0]
         keys, decays = grown((old[0], old[2]) if old else (), (key, decay))

@@ -9,6 +9,7 @@ import attrs
 from draftwood.laws.randomness import Randomness
 from draftwood.testing.proofs.enumerator import enumerate_outcomes
 from draftwood.testing.samplers.known_mistakes import FAMILIES, KNOWN, Mistake, Step
+from draftwood.testing.samplers.known_tree_mistakes import KNOWN_OF_TREES, TreeMistake
 from draftwood.testing.samplers.sampler_cases import Draft
 
 Emitted = dict[tuple[int, ...], float]
@@ -38,6 +39,15 @@ def _law(draft: Draft, mistake: Mistake) -> Emitted:
         last = mistake.last(step)
         return (*tokens, rng.choose(last)) if last is not None else tuple(tokens)
 
+    return _enumerated(run)
+
+
+def _law_of_tree(draft: Draft, mistake: TreeMistake) -> Emitted:
+    """Returns the law of the tokens that a sampler of trees with this mistake emits on one draft."""
+    return _enumerated(lambda rng: mistake.emitted(draft, rng))
+
+
+def _enumerated(run: Callable[[Randomness], tuple[int, ...]]) -> Emitted:
     law: Emitted = {}
     for weight, text in enumerate_outcomes(run):
         law[text] = law.get(text, 0.0) + weight
@@ -45,14 +55,14 @@ def _law(draft: Draft, mistake: Mistake) -> Emitted:
 
 
 def likely_mistake(evidence: Evidence, tolerance: float) -> str:
-    """The mistake whose law on every draft is the sampler's, in a sentence; empty if none is, or no chain.
+    """The mistake whose law on every draft is the sampler's, in a sentence; empty if none is.
 
     Where several have this law none is named.
     """
-    if any(draft.case.parents.tolist() != list(range(len(draft.case.parents))) for draft, _ in evidence):
-        return ""
     # The drafts that are made most often tell most mistakes apart.
     evidence = sorted(evidence, key=lambda pair: -pair[0].weight)
+    if any(draft.case.parents.tolist() != list(range(len(draft.case.parents))) for draft, _ in evidence):
+        return _of_tree(evidence, tolerance)
 
     def explaining(mistakes: Iterable[Mistake]) -> list[str]:
         return [
@@ -62,6 +72,18 @@ def likely_mistake(evidence: Evidence, tolerance: float) -> str:
         ]
 
     found = explaining(KNOWN) or explaining(_fitted(evidence, tolerance))
+    return found[0] if len(found) == 1 else ""
+
+
+def _of_tree(evidence: Evidence, tolerance: float) -> str:
+    """Returns the mistake of a sampler of trees, whose siblings follow one law."""
+    law = evidence[0][0].case.law
+    found = [
+        mistake.says
+        for mistake in KNOWN_OF_TREES
+        if law in mistake.laws
+        and all(_off(_law_of_tree(draft, mistake), emitted) <= tolerance for draft, emitted in evidence)
+    ]
     return found[0] if len(found) == 1 else ""
 
 
