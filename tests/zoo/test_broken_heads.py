@@ -15,16 +15,17 @@ from safetensors.torch import load_file, save_file
 
 from draftwood import InvalidInput, load, zoo
 from draftwood.apps.models.prompts import PROMPTS
-from draftwood.strategies.heads.formats import save_head
-from draftwood.strategies.heads.peagle import save_peagle
+from draftwood.strategies.heads.formats import load_head, save_head
+from draftwood.strategies.heads.peagle import PEagleConfig, PEagleHead, save_peagle
 from draftwood.zoo.distil.rows import Rows, continued
 from draftwood.zoo.heads.eagle3 import HeadOptions, new_config, new_head, tokens_written, trained_head
 from draftwood.zoo.heads.floors import Floors, floors_of
 from draftwood.zoo.heads.known_text import known_text
 from draftwood.zoo.heads.loading import load_for
-from draftwood.zoo.heads.settings import compared, settings
+from draftwood.zoo.heads.settings import Found, compared, settings
 from draftwood.zoo.heads.verdict import Verdict, verdict_of
-from tests.strategies import test_p_eagle
+from tests.strategies import block_heads, mtp_layers, test_p_eagle
+from tests.strategies.test_mtp_speculators import as_theirs
 
 Tensors = dict[str, torch.Tensor]
 Break = Callable[[dict[str, Any], Tensors], Any]
@@ -252,3 +253,61 @@ def test_the_settings_of_a_p_eagle_head(tmp_path: Path) -> None:
     for name, other in found.items():
         for weight, same in zip(other.parameters(), again.parameters(), strict=True):
             assert weight.shape == same.shape, name
+
+
+def judged(head: Any, second: float) -> Verdict:
+    """The verdict on a head with these second tokens right, six tenths of first ones, in one setting."""
+    found = [Found(name="as configured", by_depth=(0.6, second), gain=0.0, clear=False)]
+    return verdict_of(target(), head, texts(), found, Floors(unigram=0.1, lookup=0.1))
+
+
+def test_a_head_that_does_not_know_the_first_token_may_miss_the_second() -> None:
+    """Its guess of a second token is that of all first ones; a wrong mask shows below what needs no head."""
+    of_depths = block_heads.random_head(block_heads.config(markov_rank=0))
+    corrected = block_heads.random_head(block_heads.config(markov_rank=3))
+    for blind in (test_p_eagle.random_head(test_p_eagle.KINDS["plain"]), of_depths):
+        assert not judged(blind, 0.15).broken
+        assert judged(blind, 0.05).broken
+    assert judged(corrected, 0.15).broken
+
+
+def test_an_mtp_layer_of_speculators_is_checked(tmp_path: Path) -> None:
+    kind = mtp_layers.KINDS["qwen3.5"]
+    folder = as_theirs(mtp_layers.checkpoint(kind, tmp_path / "model"), tmp_path / "theirs")
+    model = mtp_layers.model_of(kind)
+    head = load_for(folder, load(model))
+    assert head.layout.family.title == "Qwen3.5"
+    assert {setting.name for setting in settings(head, model)} >= {
+        "as configured",
+        "embedding and state exchanged",
+    }
+
+
+@pytest.mark.thorough
+def test_a_p_eagle_head_that_was_trained_for_some_minutes_is_not_broken(tmp_path: Path) -> None:
+    """From the zoo's EAGLE-3 head, so that its first tokens are ahead of its second ones."""
+    trained = load_head(zoo.path(EAGLE)).float()
+    head = PEagleHead(PEagleConfig(head=trained.config, mask_token_id=1, depths=2))
+    head.head.load_state_dict(trained.state_dict())
+    torch.manual_seed(0)
+    torch.nn.init.normal_(head.mask_hidden)
+    optimiser = torch.optim.AdamW(head.requires_grad_(True).parameters(), lr=1e-3)
+    prompts = torch.stack([rows.tokens[0, :12] for rows in texts()])
+    for seed in range(140):
+        if seed % 10 == 0:
+            rows = continued(target(), prompts, new_tokens=96, temperature=1.0, seed=seed)
+        text = known_text(target(), rows.tokens, head.taps_in(8))
+        wanted, losses = text.logits.softmax(-1), []
+        for depth, logits in enumerate(text.guesses(target(), head, depths=2)):
+            losses.append(torch.nn.functional.cross_entropy(logits[:, depth:].mT, wanted[:, depth:].mT))
+        optimiser.zero_grad()
+        torch.stack(losses).sum().backward()
+        optimiser.step()
+    save_peagle(head.requires_grad_(False), tmp_path / "right", target="llama-7m")
+    verdict = checked(tmp_path / "right")
+    assert not verdict.broken, verdict.sentence
+    described = json.loads((tmp_path / "right" / "config.json").read_text())
+    (tmp_path / "right" / "config.json").write_text(json.dumps({**described, "mask_token_id": 17}))
+    verdict = checked(tmp_path / "right")
+    assert verdict.broken
+    assert "mask_token_id is another token than in its training" in verdict.sentence
