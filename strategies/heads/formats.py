@@ -116,7 +116,7 @@ _EAGLE_3 = frozenset({"fc.weight", "midlayer.self_attn.q_proj.weight"})
 
 
 def _generation(folder: str | PathLike[str], description: Mapping[str, Any]) -> int | None:
-    """Returns 1 for tensors named as those of EAGLE-1 and EAGLE-2, 3 for EAGLE-3's, and else None.
+    """Returns 1 for tensors named as in EAGLE-1 and EAGLE-2, 3 for EAGLE-3's, and else None.
 
     Published descriptions name a Llama with one layer, so no other files are looked into. A
     language model has no `fc`, and heads of later kinds norm what `fc` gives.
