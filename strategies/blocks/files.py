@@ -13,6 +13,7 @@ from draftwood import InvalidInput
 from draftwood.strategies.blocks import speculators, zlab
 from draftwood.strategies.blocks.config import BlockConfig
 from draftwood.strategies.blocks.head import BlockHead
+from draftwood.strategies.blocks.keys import TABLES
 from draftwood.strategies.heads.files import check_no_model, read_description, read_tensors, write_head
 from draftwood.strategies.heads.formats import NOT_OURS
 from draftwood.strategies.heads.sizes import check_held
@@ -33,7 +34,7 @@ def is_block(folder: str | PathLike[str]) -> bool:
     named = isinstance(classes, list) and any(
         kind in str(name).lower() for name in classes for kind in ("dflash", "domino", "dspark", "jetspec")
     )
-    return named or "dflash_config" in description
+    return named or any(name in description for name in TABLES)
 
 
 def load_block(folder: str | PathLike[str]) -> BlockHead:

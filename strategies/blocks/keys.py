@@ -21,10 +21,13 @@ TIED: Mapping[str, tuple[Any, ...]] = {
     "attention_bias": (False, None),
     "qkv_bias": (False, None),
 }
+TABLES = ("dflash_config", "dspark_config")
+"""Nested tables of a description."""
 OTHER_CLASSES: Mapping[str, str] = {
     "dflare": "projections of the context and weights of its layers as DFlare has them",
     "dflash2": "the layers of DFlash 2",
     "dflash-2": "the layers of DFlash 2",
+    "dflashlinear": "a recurrent memory of the text",
     "gemma": "Gemma's norms and scales",
     "deepseek": "latent attention",
     "mla": "latent attention",

@@ -24,10 +24,10 @@ _ANYWHERE = (
     keys.MARKOV_KEYS
     | keys.GRU_KEYS
     | {"block_size", "mask_token_id", "num_target_layers", "target_hidden_size", "target_layer_ids"}
-    | {"target_num_hidden_layers"}
+    | {"sample_from_anchor", "target_num_hidden_layers"}
 )
 _OUTER = Table(
-    read=(LAYER_KEYS - keys.TIED.keys()) | _ANYWHERE | {"dflash_config", "draft_vocab_size", "is_causal"},
+    read=(LAYER_KEYS - keys.TIED.keys()) | _ANYWHERE | {*keys.TABLES, "draft_vocab_size", "is_causal"},
     only=keys.TIED,
     kind="block drafters",
 )
@@ -57,10 +57,7 @@ def described(description: Mapping[str, Any], tensors: Collection[str], where: s
     """
     check_class(description, others=keys.OTHER_CLASSES, where=where)
     check_layers_like(description, kinds=_LIKE_QWEN3, classes=_CLASSES, like="Qwen3's", where=where)
-    inner = description.get("dflash_config")
-    inner = {} if inner is None else inner
-    if not isinstance(inner, dict):
-        raise InvalidInput(f"dflash_config is {inner!r:.60} in {where}; give a table of keys.")
+    inner = _inner(description, where)
     _OUTER.check(description, where=where)
     _INNER.check(inner, where=f"dflash_config of {where}")
     both = merged(description, inner, sorted(_ANYWHERE), where=where)
@@ -93,6 +90,13 @@ def described(description: Mapping[str, Any], tensors: Collection[str], where: s
             )
         # DSpark draws the first token from the root's slot, and DFlash from the first mask's.
         corrected["root_guesses"] = "dspark" in kinds or corrected["markov_rank"] > 0
+    told_first = switch(both, "sample_from_anchor", where=where, default=corrected["root_guesses"])
+    if "domino" in kinds and told_first != corrected["root_guesses"]:
+        raise InvalidInput(
+            f"sample_from_anchor is {told_first} and shift_label {corrected['root_guesses']} in {where}; "
+            "copy its description again."
+        )
+    corrected["root_guesses"] = told_first
     taps = _taps(both.get("target_layer_ids"), layers, target_layers, where)
     if of_target == _LAYERS_OF_TARGET and both.get("num_target_layers") not in (
         None,
@@ -104,17 +108,13 @@ def described(description: Mapping[str, Any], tensors: Collection[str], where: s
             f"{target_layers} layers; copy its description again."
         )
     proposed = whole_number(description, "draft_vocab_size", where=where, default=vocabulary)
-    if proposed != vocabulary:
-        raise InvalidInput(
-            f"draft_vocab_size is {proposed} in {where}, less than its vocabulary of {vocabulary}; that is "
-            "only read in speculators' files."
-        )
     features = whole_number(both, "target_hidden_size", where=where, default=width)
     return BlockConfig(
         **layer,
         target_hidden_size=None if features == width else features,
         target_layers=target_layers,
         taps=taps,
+        draft_vocab_size=None if proposed == vocabulary else proposed,
         block_size=whole_number(both, "block_size", where=where),
         mask_token_id=keys.mask_token(both, vocabulary, where),
         causal=_causal(description, inner, types, layers, where),
@@ -123,6 +123,16 @@ def described(description: Mapping[str, Any], tensors: Collection[str], where: s
         own_head="lm_head.weight" in tensors,
         **corrected,
     )
+
+
+def _inner(description: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns the nested tables as one; SGLang's files repeat `dflash_config` as `dspark_config`."""
+    tables = {name: description[name] for name in keys.TABLES if description.get(name) is not None}
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise InvalidInput(f"{name} is {table!r:.60} in {where}; give a table of keys.")
+    first, second = (tables.get(name, {}) for name in keys.TABLES)
+    return {**first, **second, **merged(first, second, sorted(first.keys() | second.keys()), where=where)}
 
 
 def _kinds(description: Mapping[str, Any]) -> list[str]:

@@ -41,7 +41,7 @@ def is_head(folder: str | PathLike[str]) -> bool:
     if "speculators_model_type" in description:
         return bool(description["speculators_model_type"] == "eagle3")
     classes = [name.lower() for name in named_classes(description)]
-    if any("peagle" in name for name in classes):
+    if any("peagle" in name for name in classes) or _OF_BLOCKS & description.keys():
         return False
     # EAGLE-1 and EAGLE-2 are told apart when a head is read.
     named = any("eagle" in name for name in classes) or description.get("model_type") == "eagle"
@@ -109,13 +109,14 @@ def check_generation(folder: str | PathLike[str]) -> None:
         )
 
 
+_OF_BLOCKS = {"block_size", "dflash_config", "dspark_config"}
 _OF_EAGLE_3 = ("draft_vocab_size", "eagle_config", "speculators_model_type")
 _BEFORE_EAGLE_3 = frozenset({"fc.weight", "layers.0.self_attn.q_proj.weight"})
 _EAGLE_3 = frozenset({"fc.weight", "midlayer.self_attn.q_proj.weight"})
 
 
 def _generation(folder: str | PathLike[str], description: Mapping[str, Any]) -> int | None:
-    """Returns 1 for tensors named as those of EAGLE-1 and EAGLE-2, 3 for EAGLE-3's, and else None.
+    """Returns 1 for tensors named as in EAGLE-1 and EAGLE-2, 3 for EAGLE-3's, and else None.
 
     Published descriptions name a Llama with one layer, so no other files are looked into. A
     language model has no `fc`, and heads of later kinds norm what `fc` gives.

@@ -69,7 +69,7 @@ _NAMES = (
     # names, versions, dtypes and ways of computing the same
     rf"(?!.*({_OF_FORWARDS}))\w*(version|revision)",
     r"\w*(name_or_path|dtype|backend|attn_implementation|commit_hash)",
-    r"_?(comment|comments|description|notes?|license|author|tags|language|library_name|pipeline_tag|created_by)",
+    r"_?(converted_from|comment|comments|description|notes?|license|author|tags|language|library_name|pipeline_tag|created_by)",
 )
 _WITHOUT_EFFECT = pattern("|".join(f"(?:{name})" for name in _NAMES))
 """Names of keys that makers choose freely, for what changes nothing of what a trained head computes."""
@@ -111,7 +111,7 @@ ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"), "EAGLE-3 heads"),
     **dict.fromkeys(("eagle_config", "eagle_aux_hidden_state_layer_ids"), "EAGLE-3 heads"),
     **dict.fromkeys(("ptd_token_id", "pard_token", "mask_token_id"), "P-EAGLE heads and block drafters"),
-    **dict.fromkeys(("block_size", "dflash_config", "num_target_layers"), "block drafters"),
+    **dict.fromkeys(("block_size", "dflash_config", "dspark_config", "num_target_layers"), "block drafters"),
     **dict.fromkeys(("aux_hidden_state_layer_ids", "sample_from_anchor"), "block drafters"),
     **dict.fromkeys(("markov_rank", "markov_head_type", "enable_confidence_head"), "DSpark drafters"),
     **dict.fromkeys(("emb_dim", "gru_hidden_dim", "pure_draft_prefix_len", "shift_label"), "Domino drafters"),

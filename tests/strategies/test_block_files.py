@@ -118,7 +118,7 @@ def test_defaults_of_the_taps_and_keys_at_the_top() -> None:
         (changed({"projector_type": "domino"}), "gru_hidden_dim is None"),
         (changed({"emb_dim": 4}), "the key 'emb_dim', which is one of Domino drafters"),
         (described(target_hidden_size=8), "width is 16 and its target's 8, so it needs a table of words"),
-        (described(draft_vocab_size=20), "draft_vocab_size is 20 in here, less than"),
+        (described(draft_vocab_size=20), "proposes 20 of 23 tokens and has no separate"),
         (described(block_size=1), "block_size is 1, so that nothing is guessed"),
         (described(num_key_value_heads=3), "4 query heads and 3 of keys"),
         (described(dflash_config=[]), r"dflash_config is \[\]"),

@@ -22,9 +22,10 @@ from draftwood.zoo.heads.eagle3 import HeadOptions, new_config, new_head, tokens
 from draftwood.zoo.heads.floors import Floors, floors_of
 from draftwood.zoo.heads.known_text import known_text
 from draftwood.zoo.heads.loading import load_for
-from draftwood.zoo.heads.settings import compared, settings
+from draftwood.zoo.heads.settings import Found, compared, settings
 from draftwood.zoo.heads.verdict import Verdict, verdict_of
-from tests.strategies import test_p_eagle
+from tests.strategies import block_heads, mtp_layers, test_p_eagle
+from tests.strategies.test_mtp_speculators import as_theirs
 
 Tensors = dict[str, torch.Tensor]
 Break = Callable[[dict[str, Any], Tensors], Any]
@@ -252,3 +253,31 @@ def test_the_settings_of_a_p_eagle_head(tmp_path: Path) -> None:
     for name, other in found.items():
         for weight, same in zip(other.parameters(), again.parameters(), strict=True):
             assert weight.shape == same.shape, name
+
+
+def judged(head: Any, second: float) -> Verdict:
+    """The verdict on a head with these second tokens right, six tenths of first ones, in one setting."""
+    found = [Found(name="as configured", by_depth=(0.6, second), gain=0.0, clear=False)]
+    return verdict_of(target(), head, texts(), found, Floors(unigram=0.1, lookup=0.1))
+
+
+def test_a_head_that_does_not_know_the_first_token_may_miss_the_second() -> None:
+    """Its guess of a second token is that of all first ones; a wrong mask shows below what needs no head."""
+    of_depths = block_heads.random_head(block_heads.config(markov_rank=0))
+    corrected = block_heads.random_head(block_heads.config(markov_rank=3))
+    for blind in (test_p_eagle.random_head(test_p_eagle.KINDS["plain"]), of_depths):
+        assert not judged(blind, 0.15).broken
+        assert judged(blind, 0.05).broken
+    assert judged(corrected, 0.15).broken
+
+
+def test_an_mtp_layer_of_speculators_is_checked(tmp_path: Path) -> None:
+    kind = mtp_layers.KINDS["qwen3.5"]
+    folder = as_theirs(mtp_layers.checkpoint(kind, tmp_path / "model"), tmp_path / "theirs")
+    model = mtp_layers.model_of(kind)
+    head = load_for(folder, load(model))
+    assert head.layout.family.title == "Qwen3.5"
+    assert {setting.name for setting in settings(head, model)} >= {
+        "as configured",
+        "embedding and state exchanged",
+    }

@@ -104,8 +104,8 @@ def _is_blind(head: CheckedHead) -> bool:
 def _cause_of_depth(head: CheckedHead) -> str:
     if isinstance(head, BlockHead | PEagleHead):
         return (
-            "mask_token_id is another token than in its training, or its layers see other slots; write the "
-            "right one into its config"
+            "mask_token_id is another token than in its training, or its layers see other slots, or it is "
+            "not trained enough for second tokens; write the right token into its config, or train it longer"
         )
     return "what it recycles is not what it was trained on; train it with drafted tokens, or use another"
 
