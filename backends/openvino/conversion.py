@@ -215,7 +215,8 @@ def compiled(
 def _rounded_together(weights: Weights | None, dtype: torch.dtype) -> int:
     """Numbers of an activation that are rounded to 8 bits by one scale; 0: activations are not rounded.
 
-    In bfloat16 this adds no more error than bfloat16 has, and halves the time of a pass over rounded weights.
+    It halves the time of a pass over rounded weights, and adds an error of one or two times the error that
+    bfloat16 has. In float32, which is chosen for exact passes, activations stay as they are.
     """
     return ACTIVATION_GROUP if weights is not None and dtype == torch.bfloat16 else 0
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+NESTED = frozenset({"If", "Loop", "TensorIterator"})
+"""Kinds of nodes that hold graphs."""
+
 
 def fold_numbers(model: Any) -> None:
     """Put single numbers that are converted to another type in place of their conversion.
@@ -32,6 +35,8 @@ def in_float32(model: Any) -> None:
     import openvino
     from openvino import opset13
 
+    if any(node.get_type_name() in NESTED for node in model.get_ops()):
+        return  # types inside would have to follow
     narrow = openvino.Type.bf16
     given = [result.input_value(0).get_element_type() for result in model.get_results()]
     for node in model.get_ordered_ops():

@@ -25,7 +25,7 @@ CPU_NODES = 32
 """Nodes of a level of all rows at most on a CPU, where those that nobody wants cost as much as others."""
 
 SHRINKS = 0.75
-"""Nodes of a level that need expanding, over those of the level above, at most in nearly all trees."""
+"""Nodes that need expanding, compared with the level above: few trees need more."""
 
 
 def widths_that_pay(

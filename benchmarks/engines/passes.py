@@ -76,7 +76,7 @@ class Stateful:
     """The model that optimum-intel exported, whose keys and values are in the engine's own state."""
 
     def __init__(self, folder: Path, text: Any, *, dtype: str, threads: int) -> None:
-        """Compile the model of `folder` and read `text`, `[tokens]`; all other options are the engine's own."""
+        """Compile the model of `folder` and read `text`, `[tokens]`; other options are the engine's own."""
         import openvino
 
         options = {

@@ -232,7 +232,7 @@ def test_levels_are_left_to_single_passes_where_windows_end_in_the_tree() -> Non
 
 
 def test_levels_that_prove_too_narrow_leave_nothing() -> None:
-    """On one row of a CPU they hold half of the budget."""
+    """A level of eight equal nodes is wider than what a CPU expands of it."""
     model = tiny(num_hidden_layers=1)
     torch.nn.init.normal_(model.lm_head.weight, std=1e-3)
     backend = Both(model)
