@@ -26,12 +26,12 @@ FEWEST_SEQUENCES, MOST_SEQUENCES = 16, 256
 """Sequences that a context begins with, and llama.cpp's own limit."""
 
 BATCH, PASS = 2048, 512
-"""Tokens of a call, and those of them that are computed at once."""
+"""Tokens of a call, and tokens that llama.cpp computes at once."""
 
 
 @attrs.frozen
 class Settings:
-    """How attention computes, and where.
+    """Settings of a context.
 
     Attributes:
         keys: type of keys and values.
