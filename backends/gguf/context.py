@@ -135,7 +135,7 @@ class Context:
         found = list[NDArray[np.float32]]()
         for start in range(0, len(call), BATCH):
             part = slice(start, start + BATCH)
-            arrays = [tokens[part], positions[part], counts[part], addresses[part], wanted[part]]
+            arrays: list[Any] = [tokens[part], positions[part], counts[part], addresses[part], wanted[part]]
             batch = _batch(self._lib, *arrays)
             failure = self._lib.llama_decode(self._handle, batch)
             if failure and failure not in _NO_ROOM:
