@@ -25,13 +25,16 @@ SMALLEST = 1024
 FEWEST_SEQUENCES, MOST_SEQUENCES = 16, 256
 """Sequences that a context begins with, and llama.cpp's own limit."""
 
+_NO_ROOM = (1, -2)
+"""llama.cpp's results of a pass for which there are no cells or no memory."""
+
 BATCH, PASS = 2048, 512
-"""Tokens of a call, and those of them that are computed at once."""
+"""Tokens of a call, and tokens that llama.cpp computes at once."""
 
 
 @attrs.frozen
 class Settings:
-    """How attention computes, and where.
+    """Settings of a context.
 
     Attributes:
         keys: type of keys and values.
@@ -120,6 +123,7 @@ class Context:
 
         Raises:
             OutOfMemory: a pass does not fit; some tokens may have been read.
+            UnsupportedModel: llama.cpp refuses the pass.
         """
         counts = np.fromiter(map(len, call.sequences), np.int32, len(call))
         flat = np.fromiter(chain.from_iterable(call.sequences), np.int32, int(counts.sum()))
@@ -131,9 +135,15 @@ class Context:
         found = list[NDArray[np.float32]]()
         for start in range(0, len(call), BATCH):
             part = slice(start, start + BATCH)
-            arrays = [tokens[part], positions[part], counts[part], addresses[part], wanted[part]]
+            arrays: list[Any] = [tokens[part], positions[part], counts[part], addresses[part], wanted[part]]
             batch = _batch(self._lib, *arrays)
-            if failure := self._lib.llama_decode(self._handle, batch):
+            failure = self._lib.llama_decode(self._handle, batch)
+            if failure and failure not in _NO_ROOM:
+                raise UnsupportedModel(
+                    f"llama.cpp does not run a pass over {len(arrays[0])} tokens (its error {failure}); load "
+                    "the original model with transformers."
+                )
+            if failure:
                 raise OutOfMemory(
                     f"llama.cpp could not read {len(arrays[0])} tokens (its error {failure}); use fewer "
                     "rows, a smaller tree budget or a shorter prompt."

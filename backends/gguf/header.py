@@ -1,4 +1,4 @@
-"""What the header of a GGUF file says, read without llama.cpp.
+"""The header of a GGUF file, read without llama.cpp.
 
 The layout is that of the format's description (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md),
 versions 2 and 3: names and values, then names and shapes of tensors.

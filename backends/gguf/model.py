@@ -1,4 +1,4 @@
-"""The model of a GGUF file as it decodes by itself: what the backend is compared with."""
+"""The model of a GGUF file as llama.cpp decodes it, with which the backend is compared."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class GgufModel:
 
     Attributes:
         file: the file.
-        weights: what llama.cpp holds of it.
+        weights: its weights, which llama.cpp holds.
         settings: of its contexts.
     """
 
     def __init__(self, file: Path, weights: Weights, settings: Settings) -> None:
-        """Decode by a context of its own, which is made when it is first needed."""
+        """Decode by a separate context, which is made when it is first needed."""
         self.file, self.weights, self.settings = file, weights, settings
         self._context: Context | None = None
         self._stamp = _stamp(file)

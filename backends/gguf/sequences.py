@@ -29,7 +29,7 @@ class Placement:
     """New nodes of a row.
 
     Attributes:
-        sequences: of every node, those of the leaves below it.
+        sequences: of every node, one for each leaf below it.
         positions: of every node, tokens before it.
         copies: sequences to make before the nodes are read.
         grown: the row with these nodes.
@@ -66,7 +66,7 @@ class RowSequences:
     )
 
     def place(self, parents: Sequence[int], free: Iterator[int]) -> Placement:
-        """Returns where nodes with these parents go; `free` gives unused sequences."""
+        """Returns the placement of nodes with these parents; `free` gives unused sequences."""
         first = len(self.parents)
         below = list[list[int]]([] for _ in parents)
         ends, copies, cuts = dict(self.ends), list[Copy](), list[tuple[int, int]]()

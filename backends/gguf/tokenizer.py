@@ -74,7 +74,7 @@ class GgufTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
         return [self._words[number] for number in self._encoded(text, special=False)]
 
     def _convert_token_to_id(self, token: str) -> int:
-        # Those that only fill the vocabulary up have a number too.
+        # Words that only fill the vocabulary up have a number too.
         number = self._numbers.get(token)
         return self._words.index(token) if number is None else number
 

@@ -46,17 +46,17 @@ def load_gguf(
 
     Args:
         file: a GGUF file, or the first part of a file that was split.
-        dtype: of keys and values: float32, float16 or bfloat16; None is float32. Weights stay as they are.
+        dtype: of keys and values: float32, float16 or bfloat16; None is float32. Weights are not converted.
         device: None or `"cpu"`; any other puts all layers on the GPU for which llama.cpp was built.
         flash: whether attention runs by llama.cpp's flash attention. On a CPU it is slower for trees, and
             it rounds float32 keys and values to half precision.
-        threads: of a pass; None: those of torch.
+        threads: of a pass; None: as many as torch has.
 
     Raises:
         InvalidInput: a file that is missing or damaged, an option that it does not take, or llama-cpp-python
             is not installed.
         UnsupportedModel: a model that llama.cpp does not read, that writes no text or keeps recurrent states,
-            or whose trees do not give what its own decoding gives.
+            or whose trees give other logits than its own decoding.
         OutOfMemory: the weights or a context do not fit.
     """
     keys = _keys(dtype)
@@ -158,7 +158,7 @@ def _disagreement(backend: GgufBackend, *, least: float) -> str | None:
         expected += [*own[0], *(logits[-1] for logits in own[1:])]
         found.append(first[row])
         expected.append(backend.model.logits(text))
-        # What rounding does: the same token, read together with others and by itself.
+        # Rounding: the same token, read together with others and by itself.
         again = backend.model.logits([*text, *(nodes[node] for node in path)])
         rounding = max(rounding, difference(again[None], own[0][None, len(path) - 1]))
     off = difference(torch.stack(found), torch.stack(expected))

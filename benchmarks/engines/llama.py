@@ -49,7 +49,7 @@ def contenders(target: Path, draft: Path, *, weights: str, dtype: str, threads: 
 
 
 def texts_of(target: Path, *, weights: str) -> str:
-    """What `Contender.texts` is for a GGUF file: rounded weights are another model."""
+    """Returns `Contender.texts` of a GGUF file: rounded weights are another model."""
     return "the model" if weights == "as they are" else f"llama.cpp, {target.stem.split('-')[-1]}"
 
 

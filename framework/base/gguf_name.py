@@ -1,4 +1,4 @@
-"""Which names lead to GGUF files, the format of llama.cpp."""
+"""Names that lead to GGUF files, the format of llama.cpp."""
 
 from __future__ import annotations
 

@@ -102,3 +102,20 @@ def test_all_that_a_method_reads(own_module, words, parts):
     found = identity.of_method(Words(**given).method())
     assert set(found) == parts
     assert all(found.values())
+
+
+def test_a_gguf_file_counts_with_its_other_parts(tmp_path: Path) -> None:
+    parts = [tmp_path / f"big-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for part in parts:
+        part.write_bytes(b"GGUF")
+    (tmp_path / "other-00002-of-00002.gguf").write_bytes(b"GGUF")
+    before = identity.of_model(str(parts[0]))
+    assert before is not None
+    (tmp_path / "other-00002-of-00002.gguf").write_bytes(b"GGUF!")
+    assert identity.of_model(str(parts[0])) == before
+    parts[1].write_bytes(b"GGUF!")
+    assert identity.of_model(str(parts[0])) != before
+    single = tmp_path / "small.gguf"
+    assert identity.of_model(str(single)) is None
+    single.write_bytes(b"GGUF")
+    assert identity.of_model(str(single)) == identity.of_file(single)
