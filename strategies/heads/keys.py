@@ -170,7 +170,7 @@ class Table:
             )
         return (
             f"{where} has the key {key!r:.60}, which is not known here and may change what the head "
-            "computes; use a head without it, or one whose keys docs/heads.md lists."
+            "computes; use a head without it, or one whose keys docs/head-formats.md lists."
         )
 
 
