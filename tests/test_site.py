@@ -37,7 +37,7 @@ def load(name):
     return module
 
 
-TABLES, FILLED = load("tables"), load("pages")
+ENGINES, TABLES, FILLED = load("engine_tables"), load("tables"), load("pages")
 
 
 def text_of(page):
@@ -145,7 +145,7 @@ def test_every_kind_of_error_has_its_messages():
 
 @pytest.mark.parametrize(("page", "least"), [("docs/choose.md", 10), ("README.md", 24)])
 def test_the_figures_of_a_summary_are_measured_ones(page, least):
-    names = ("heads.md", "verifiers.md", "results/index.md", "results/methods.md")
+    names = ("heads.md", "verifiers.md", "engines.md", "results/index.md", "results/methods.md")
     measured = "".join((DOCS / name).read_text(encoding="utf-8") for name in names)
     text = (ROOT / page).read_text(encoding="utf-8")
     figures = set(re.findall(r"\d\.\d\d(?: \(\d\.\d\d-\d\.\d\d\))?(?![\d.])", text))
@@ -168,7 +168,7 @@ def test_the_committed_pages_hold_their_tables():
 
 
 def test_every_table_is_in_a_page():
-    pages = "".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))
+    pages = "".join(page.read_text(encoding="utf-8") for page in FILLED.PAGES)
     asked = re.findall(r"<!-- table: (\w+) -->", pages)
     assert set(asked) == set(TABLES.TABLES)
     assert len(asked) == pages.count("<!-- end -->")

@@ -123,7 +123,9 @@ class ModelPrompt:
             raise InvalidInput(f"{', '.join(sorted(unread))} can only be read by the target; give token ids.")
         own = ModelPrompt.of(model, **{"input_ids": self.ids, **self.given})
         if own.ids.shape != self.ids.shape:
-            raise InvalidInput(f"{len(own)} rows were given for {len(self)} texts; repeat them for each.")
+            raise InvalidInput(
+                f"{len(own)} rows were given for {len(self)} texts; give one row for each text."
+            )
         return own
 
     @property
@@ -142,7 +144,7 @@ class ModelPrompt:
         for row, seen in enumerate(self.mask.bool().cpu()):
             if not bool(seen.any()):
                 raise InvalidInput(
-                    f"attention_mask is 0 throughout row {row}; let it show one token at least."
+                    f"attention_mask is 0 for all tokens of row {row}; set it to 1 for at least one."
                 )
             if not bool(seen[-int(seen.sum()) :].all()):
                 raise InvalidInput(

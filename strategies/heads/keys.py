@@ -165,7 +165,7 @@ class Table:
     def _unknown(self, key: str, where: str) -> str:
         if owner := ELSEWHERE.get(key):
             return (
-                f"{where} has the key {key!r:.60}, which is one of {owner}, and is not read of {self.kind}; "
+                f"{where} has the key {key!r:.60}, which belongs to {owner} and is not read for {self.kind}; "
                 "use a head whose description agrees with its kind."
             )
         return (

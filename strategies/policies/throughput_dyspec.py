@@ -145,7 +145,7 @@ class ThroughputDySpec(LayeredDySpec, LearningPolicy[ThroughputState], BatchPoli
     def plan(self, states: Sequence[ThroughputState]) -> RoundPlan:
         """Returns the plan with the most expected tokens a second for rows with these states."""
         if any(not isinstance(state, ThroughputState) for state in states):
-            raise InvalidInput("A state is no ThroughputState; give the states that this policy left.")
+            raise InvalidInput("A state is no ThroughputState; give the states that this policy returned.")
         rounds, nodes, accepted = (
             np.array([getattr(state, name) for state in states]).sum(0).reshape(SHAPE)
             for name in ("rounds", "nodes", "accepted")

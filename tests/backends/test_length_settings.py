@@ -76,7 +76,7 @@ def test_windows_that_the_code_uses_keep_the_mask(window: int) -> None:
 
 def test_a_window_that_the_code_does_not_use_is_refused() -> None:
     with pytest.raises(
-        UnsupportedModel, match=r"LlamaForCausalLM cannot go on .*beyond 4096 tokens, its logits"
+        UnsupportedModel, match=r"LlamaForCausalLM cannot continue .*beyond 4096 tokens, its logits"
     ):
         load(tiny(sliding_window=4096))
 

@@ -193,7 +193,7 @@ def test_holes_in_a_mask_are_refused(speculative):
     model, embeddings = tiny(), torch.randn(2, 4, 32)
     for mask, message in (
         ([[1, 0, 1, 1], [1] * 4], "has a 0 after a 1 in row 0"),
-        ([[1] * 4, [0] * 4], "is 0 throughout row 1"),
+        ([[1] * 4, [0] * 4], "is 0 for all tokens of row 1"),
     ):
         with pytest.raises(InvalidInput, match=message):
             model.generate(
@@ -208,7 +208,7 @@ def test_a_text_that_goes_on_takes_no_images(speculative):
     model, inputs = made("llava"), pictured("llava")
     ids = torch.tensor([[3, 4, 9]])
     kept = model.generate(ids, **PLAIN, return_dict_in_generate=True, custom_generate=speculative)
-    with pytest.raises(InvalidInput, match="goes on with a text, and encoded image was given too"):
+    with pytest.raises(InvalidInput, match="continues a text, and encoded image was given too"):
         model.generate(
             inputs["input_ids"][:1],
             pixel_values=inputs["pixel_values"][:1],
