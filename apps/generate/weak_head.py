@@ -34,7 +34,6 @@ def warning_of(statistics: Statistics, *, target: str, head: str) -> str | None:
     if sum(drafted) >= least:
         return None
     return (
-        f"In {count} rounds tokens of the head were accepted {sum(drafted)} times, less often than those of "
-        f"any head that fits its target; run draftwood check-head {target} {head} to see what is wrong with "
-        "it."
+        f"In {count} rounds tokens of the head were accepted {sum(drafted)} times, less often than "
+        f"a head that fits its target; run draftwood check-head {target} {head} to see what is wrong with it."
     )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import engine_tables
+
 from draftwood.apps.strategies import entries
 from draftwood.base import errors
 from draftwood.protocols import registry

@@ -64,7 +64,7 @@ class Mixture(TreePolicy):
         for member in map(as_policy, self.members(max(2, len(self.policy)))):
             if member.learns:
                 raise InvalidInput(
-                    f"{member} learns from the outcomes of its own trees, and a merged tree has one "
+                    f"{member} learns from the outcomes of its trees, and a merged tree has one "
                     "outcome; turn its learning off."
                 )
             if needs_several_drafters(member):
