@@ -266,7 +266,7 @@ def test_what_is_not_supported_is_its_requests_error_and_the_rest_is_written(ask
     rows += [request(f"chat {n}", chat=True, **body) for n, (body, _) in enumerate(CHAT_WRONG)]
     odd = [
         ({**request("get"), "method": "GET"}, 'method is "GET"; give POST.'),
-        ({**request("url"), "url": "/v1/embeddings"}, 'url is "/v1/embeddings"; /v1/completions and'),
+        ({**request("url"), "url": "/v1/embeddings"}, 'url is "/v1/embeddings"; give /v1/completions or'),
         ({**request("body"), "body": []}, "body is []; give an object."),
         ({**request("more"), "priority": 1}, "The request has the unknown field 'priority'"),
     ]

@@ -378,7 +378,7 @@ def test_llamas_distilled_into_mamba_1(tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.0.mamba.in_proj_x.weight"] = torch.zeros(16, 32)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(UnsupportedModel, match="distilled into Mamba-1, which are not served"):
+    with pytest.raises(UnsupportedModel, match="distilled into Mamba-1, which are not supported"):
         load(folder)
 
 
