@@ -411,7 +411,7 @@ def test_a_head_of_unknown_width_or_layers_that_do_not_run() -> None:
     backend = TransformerBackend(model)
     backend.keep_features([1])
     model.model.layers[1].forward, model.model.layers = None, model.model.layers[:1]
-    with pytest.raises(UnsupportedModel, match=r"layer 1: for tokens of shape \(1, 3\) that layer read nothing"):
+    with pytest.raises(UnsupportedModel, match=r"layer 1: for tokens of shape .* that layer read nothing"):
         backend.prefill([torch.arange(3)])
     assert backend.lengths == []
 
