@@ -19,6 +19,7 @@ from draftwood.base.errors import UnknownStrategy, nearest
 from draftwood.protocols import registry
 from draftwood.protocols.compatibility import registered_laws
 
+COMPUTED = "..."
 _WHOLE: Any = {"break_long_words": False, "break_on_hyphens": False}
 
 
@@ -33,7 +34,8 @@ class Entry:
         trees: which trees a verifier judges with its defaults: "any", "not adaptive", "chains".
         parts: what a recipe is made of: policy, verifier and drafter.
         settings: the settings of a recipe's paper.
-        options: option names and their defaults as text; None where one must be given.
+        options: option names and their defaults as text; None where one must be given, `COMPUTED` where
+            the strategy computes the default from its other options.
         problem: why it cannot be loaded, or None.
     """
 
@@ -142,6 +144,8 @@ def _default(parameter: inspect.Parameter) -> str | None:
     if parameter.default is parameter.empty:
         return None
     default = parameter.default
+    if default is attrs.NOTHING:
+        return COMPUTED
     return default.__name__ if isinstance(default, type) else str(default)
 
 

@@ -81,8 +81,6 @@ def test_the_examples_of_integrations_run(tmp_path, monkeypatch):
     for code in re.findall(r"```python\n(.*?)```", (DOCS / "integrations.md").read_text("utf-8"), re.DOTALL):
         exec(compile(code, "integrations.md", "exec"), known)
     assert json.loads(known["answer"])["label"] in ("positive", "negative")
-    start = known["prompt"].shape[1]
-    assert zoo.tokenizer().decode(known["counted"][0, start:]) == "3210<|endoftext|>"
     plain = known["model"].generate(**known["inputs"], max_new_tokens=32, do_sample=False)
     assert known["output"].tolist() == plain.tolist()  # what the hub form wrote last
 
@@ -105,4 +103,5 @@ def test_the_examples_of_the_sampler_page_run(capsys):
     assert printed.startswith("lossless: largest error ")
     assert "Most likely: after a rejection it draws from the target;" in printed
     assert "though the target gives token 0 probability 0" in printed
-    assert float(printed.splitlines()[-1]) < 1e-6
+    report: Any = known["report"]
+    assert report.error < 1e-6

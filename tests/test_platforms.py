@@ -181,7 +181,7 @@ def test_a_mac_decodes_on_its_cpu() -> None:
 def test_mps_is_refused_by_name() -> None:
     with pytest.raises(InvalidInput, match="'mps' cannot be used here; give 'cpu'"):
         find_device("mps")
-    with pytest.raises(InvalidInput, match="device 'mps' is not to be had here .*float64.*; try 'cpu'"):
+    with pytest.raises(InvalidInput, match="device 'mps' is not available here .*float64.*; try 'cpu'"):
         load(zoo.path("llama-draft"), device="mps")
 
 

@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def load(name):
     return module
 
 
-TABLES, FILLED = load("tables"), load("pages")
+ENGINES, TABLES, FILLED = load("engine_tables"), load("tables"), load("pages")
 
 
 def text_of(page):
@@ -145,7 +146,7 @@ def test_every_kind_of_error_has_its_messages():
 
 @pytest.mark.parametrize(("page", "least"), [("docs/choose.md", 10), ("README.md", 24)])
 def test_the_figures_of_a_summary_are_measured_ones(page, least):
-    names = ("heads.md", "verifiers.md", "results/index.md", "results/methods.md")
+    names = ("heads.md", "verifiers.md", "engines.md", "results/index.md", "results/methods.md")
     measured = "".join((DOCS / name).read_text(encoding="utf-8") for name in names)
     text = (ROOT / page).read_text(encoding="utf-8")
     figures = set(re.findall(r"\d\.\d\d(?: \(\d\.\d\d-\d\.\d\d\))?(?![\d.])", text))
@@ -168,7 +169,7 @@ def test_the_committed_pages_hold_their_tables():
 
 
 def test_every_table_is_in_a_page():
-    pages = "".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))
+    pages = "".join(page.read_text(encoding="utf-8") for page in FILLED.PAGES)
     asked = re.findall(r"<!-- table: (\w+) -->", pages)
     assert set(asked) == set(TABLES.TABLES)
     assert len(asked) == pages.count("<!-- end -->")
@@ -180,6 +181,58 @@ def test_a_changed_table_is_written_anew():
     assert "| supported |" in FILLED.filled(page) or "| served |" in FILLED.filled(page)
     assert FILLED.filled(FILLED.filled(page)) == FILLED.filled(page)
     assert FILLED.written_by_hand(page) == "a\n\nb\n"
+
+
+def test_engines_are_compared_by_their_fastest_setting(tmp_path, monkeypatch):
+    seconds = {
+        "generate()": 8.0,
+        "OpenVINO GenAI, plain": 4.0,
+        "OpenVINO GenAI, its draft of 4": 2.0,
+        "llama.cpp, F32, plain": 5.0,
+        "draftwood, eager, 0 nodes": 10.0,
+        "draftwood, openvino, 0 nodes": 8.0,
+        "draftwood, openvino, 8 nodes": 4.0,
+        "llama.cpp, Q8_0, its draft of 4": 2.0,
+        "draftwood, openvino, int8, 4 nodes": 1.0,
+    }
+    lines = ["contender,repetition,prompt,seconds,cpu,tokens,passes,noise,equal"]
+    lines += [
+        f'"{name}",{repetition},{prompt},{each},{2 * each},16,{4 if "," in name else 0},0.001,{prompt == 0}'
+        for name, each in seconds.items()
+        for repetition in range(2)
+        for prompt in range(3)
+    ]
+    (tmp_path / "run.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    about = '[[run]]\nfile = "run.csv"\ntarget = "7M"\nmachine = "A machine"\ncommand = "make it"\n'
+    (tmp_path / "engines.toml").write_text(about, encoding="utf-8")
+    monkeypatch.setattr(ENGINES, "DATA", tmp_path)
+    monkeypatch.setattr(ENGINES, "RUNS", tmp_path / "engines.toml")
+    assert ENGINES.summary().splitlines() == [
+        "| | 7M | 7M, int8 |",
+        "|---|---|---|",
+        "| generate() | 1 |  |",
+        "| OpenVINO GenAI | 4.00 (4.00-4.00) |  |",
+        "| llama.cpp | 1.60 (1.60-1.60) | 4.00 (4.00-4.00) |",
+        "| draftwood, torch | 0.80 (0.80-0.80) |  |",
+        "| draftwood, OpenVINO | 2.00 (2.00-2.00) | 8.00 (8.00-8.00) |",
+        "",
+        "Best of draftwood over the best of all others: 0.50 (0.50-0.50) (7M, OpenVINO GenAI); "
+        "2.00 (2.00-2.00) (7M, int8, llama.cpp).",
+    ]
+    shown = ENGINES.every_run()
+    assert shown.startswith(
+        "**7M.** A machine; 3 held-out prompts, 16 tokens each, 2 times. `make it`\n\n| |"
+    )
+    assert shown.endswith(ENGINES.summary().splitlines()[-1])
+    assert "| generate() | 2.0 | 1 | 1.0 |  | 2 of 6 |" in shown
+    assert "| draftwood, openvino, 8 nodes | 4.0 | 2.00 (2.00-2.00) | 2.0 | 4.00 | 2 of 6 |" in shown
+
+
+def test_every_file_of_engines_is_listed():
+    listed = [run["file"] for run in tomllib.loads(ENGINES.RUNS.read_text(encoding="utf-8"))["run"]]
+    assert sorted(listed) == sorted(file.name for file in ENGINES.DATA.glob("engines-*.csv"))
+    for run in ENGINES.runs():
+        assert run.contenders()[0] == "generate()"
 
 
 @pytest.fixture(scope="module")

@@ -153,13 +153,13 @@ def bench(
     if plots:
         check_plots()
     if workers is not None and ray is None:
-        raise InvalidInput("--workers goes with --ray; give the address of a cluster.")
+        raise InvalidInput("--workers needs --ray; give the address of a cluster.")
     if report and ray is not None:
-        raise InvalidInput("--report shows what is in the folder, so it does not go with --ray.")
+        raise InvalidInput("--report shows what is in the folder, so it cannot be combined with --ray.")
     if report:
         if flags or file:
             named = "--file" if file else "--" + next(iter(flags)).replace("_", "-")
-            raise InvalidInput(f"--report shows what is in the folder, so it does not go with {named}.")
+            raise InvalidInput(f"--report shows what is in the folder, so leave {named} out.")
         plan, names = from_document(stored(to)["configuration"])
     else:
         plan = _plan(file, flags)
@@ -215,8 +215,8 @@ def _check_whole(plan: BenchPlan, sets: Mapping[str, DataSet], folder: Folder) -
     if missing := [key for key in wanted if key not in folder.cells]:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise InvalidInput(
-            f"{len(missing)} of {len(wanted)} cells were not measured: {'; '.join(missing[:3])}{more}; run "
-            "the same again, which measures them."
+            f"{len(missing)} of {len(wanted)} cells were not measured: {'; '.join(missing[:3])}{more}; "
+            "repeat the command, which measures them."
         )
 
 

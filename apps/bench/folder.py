@@ -92,8 +92,8 @@ def opened(path: Path, run: dict[str, Any]) -> Iterator[Folder]:
         raise InvalidInput(f"The folder {str(path)!r} holds no run of bench but other files; choose another.")
     if old is not None and old["version"] != VERSION:
         raise InvalidInput(
-            f"{str(path / RUN)!r} is of version {old['version']}, whose cells do not say which weights they "
-            f"are of, so that it can be shown (--report) but not go on; {_OTHER}."
+            f"{str(path / RUN)!r} is of version {old['version']}, whose cells do not name their weights: it "
+            f"can be shown (--report) but not continued; {_OTHER}."
         )
     described = {name: value for name, value in run.items() if name not in ("format", "version")}
     work = journal.Work(
@@ -114,8 +114,8 @@ def opened(path: Path, run: dict[str, Any]) -> Iterator[Folder]:
 
 def _two_runs(path: Path) -> InvalidInput:
     return InvalidInput(
-        f"{RUN} and the first line of {CELLS} in {str(path)!r} are of two runs; put back the one that is "
-        f"not its own, or {_OTHER}."
+        f"{RUN} and the first line of {CELLS} in {str(path)!r} belong to two runs; put back the right one, "
+        f"or {_OTHER}."
     )
 
 

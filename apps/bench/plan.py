@@ -213,7 +213,7 @@ def from_file(file: Path) -> dict[str, Any]:
     for name in fields:
         if name not in names:
             raise InvalidInput(
-                f"{str(file)!r} has a key {name!r:.80}, which bench does not{nearest(name, names)}"
+                f"{str(file)!r} has the key {name!r:.80}, which bench does not know{nearest(name, names)}"
             )
     if "data" in fields:
         fields["data"] = [str(file.parent / one) for one in _tuple(fields["data"])]
@@ -234,7 +234,7 @@ def from_document(content: Mapping[str, Any]) -> tuple[BenchPlan, list[str]]:
     names = [field.name for field in attrs.fields(BenchPlan)]
     if odd := [name for name in stored if name not in names]:
         raise InvalidInput(
-            f"The run's configuration has a key {odd[0][:40]!r}, which bench does not; choose another folder."
+            f"The run's configuration has the unknown key {odd[0][:40]!r}; choose another folder."
         )
     return BenchPlan(**{**stored, "data": ()}), list(content["data"])
 

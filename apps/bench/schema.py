@@ -76,9 +76,9 @@ def check_cell(cell: Any) -> None:
 
 def _check_text(cell: Mapping[str, Any]) -> None:
     if not cell["tokens"] or max(cell["tokens"]) >= 2**31:
-        raise ValueError("tokens are none")
+        raise ValueError("tokens are missing or too large")
     if (cell["draft_calls"] is None) != (cell["draft_cost"] is None):
-        raise ValueError("draft_calls and draft_cost do not go together")
+        raise ValueError("only one of draft_calls and draft_cost is given")
     _check(cell, {name: kind for name, kind in _LATER.items() if name in cell})
 
 

@@ -226,8 +226,8 @@ def writer(spec: Spec, loaded: models.Loaded, temperature: float) -> Writer:
     """
     if spec.name == ASSISTED and loaded.token_map is not None and temperature > 0:
         return Refused(
-            "drafts of another tokenizer are sampled from with their output head cut in place, which the "
-            "other contenders draft with."
+            "transformers cuts the output head of a draft with another tokenizer in place, and the other "
+            "contenders draft with it."
         )
     if spec.name == ASSISTED and loaded.head is not None:
         return Refused("it drafts with a model, and this pair has a head.")

@@ -38,7 +38,7 @@ def prompt_lengths(longest: int | None, new: int, context: int | None) -> tuple[
     length = longest or min(_LONGEST, context or _LONGEST)
     if context is not None and length > context:
         raise InvalidInput(
-            f"longest is {length} but the models were made for {context} tokens; give at most that."
+            f"longest is {length} but the models were made for {context} tokens; give at most that many."
         )
     short = tuple(prompt for prompt in _SHORT if prompt + new <= length)
     if not short:

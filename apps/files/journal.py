@@ -160,8 +160,8 @@ class Journal:
                 self._cut(begins)
                 self._size = begins
             raise InvalidInput(
-                f"{str(self.path)!r} cannot be written: {error.strerror or error}; make room and run the "
-                "same again, which goes on from here."
+                f"{str(self.path)!r} cannot be written: {error.strerror or error}; make room and repeat the "
+                "command, which continues from here."
             ) from error
         self._end = self._size = begins + len(words)
         return Place(begins, len(words))

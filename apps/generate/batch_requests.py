@@ -146,11 +146,11 @@ def refused(row: Mapping[str, Any], reason: str, *, number: int) -> PromptLine:
 
 def _check_row(row: Mapping[str, Any]) -> None:
     if unknown := next((name for name in row if name not in _FIELDS), None):
-        raise _Refused(f"The request has a field {unknown!r:.60}{nearest(unknown, _FIELDS)}")
+        raise _Refused(f"The request has the unknown field {unknown!r:.60}{nearest(unknown, _FIELDS)}")
     if row.get("method") != "POST":
         raise _Refused(f"method is {_short(row.get('method'))}; give POST.")
     if not isinstance(row.get("url"), str) or row["url"] not in _URLS:
-        raise _Refused(f"url is {_short(row.get('url'))}; {' and '.join(_URLS)} are written.")
+        raise _Refused(f"url is {_short(row.get('url'))}; give {' or '.join(_URLS)}.")
     if not isinstance(row.get("body"), dict):
         raise _Refused(f"body is {_short(row.get('body'))}; give an object.")
 
@@ -216,7 +216,7 @@ def _settings(body: Mapping[str, Any], kind: Kind) -> TextSettings:
     known = {*_BOTH, *_OWN[kind], *_TOLD, *_PLAIN}
     for name, value in body.items():
         if name not in known or (name in _OWN["chat"] + _OWN["completion"] and name not in _OWN[kind]):
-            raise _Refused(f"The body has a field {name!r:.60}{nearest(name, known)}")
+            raise _Refused(f"The body has the unknown field {name!r:.60}{nearest(name, known)}")
         if value is None or name in _TOLD:
             continue
         if name in _PLAIN and not any(

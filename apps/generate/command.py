@@ -238,12 +238,12 @@ def generate(
             "--chat": chat,
         }
         if unwanted := next((name for name, value in others.items() if value), None):
-            raise InvalidInput(f"--data writes a file of texts, so it does not go with {unwanted}.")
+            raise InvalidInput(f"--data writes a file of texts, so it cannot be combined with {unwanted}.")
         write_file(method, data, out, seed=seed, rows=rows, ray=ray, workers=workers)
         return
     for name, value in {"--out": out, "--rows": rows, "--ray": ray, "--workers": workers}.items():
         if value is not None:
-            raise InvalidInput(f"{name} goes with --data; give the file of the prompts.")
+            raise InvalidInput(f"{name} needs --data; give the file of the prompts.")
     if trace_file is not None:
         check_writable(trace_file)
     conversations = _conversations(prompt_file) if chat and not prompt else None

@@ -77,8 +77,8 @@ def connected(address: str) -> Iterator[Any]:
         if (cause := _ours(error)) is not None:
             raise cause from None
         raise InvalidInput(
-            f"The Ray cluster at {address!r} failed ({type(error).__name__}: {first_line(error)}); run the "
-            "same again, which goes on from what is done."
+            f"The Ray cluster at {address!r} failed ({type(error).__name__}: {first_line(error)}); repeat "
+            "the command, which continues from the finished texts."
         ) from error
     finally:
         if ours:

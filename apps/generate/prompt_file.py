@@ -108,7 +108,7 @@ def _line(row: dict[str, Any], layout: str, *, number: int) -> PromptLine:
     prompt = datasets.LAYOUTS[layout].prompt(row)
     if prompt.later:
         raise datasets.WrongField(
-            f"prompt {number + 1} is a conversation of several turns; give prompts of one, or take draftwood "
+            f"prompt {number + 1} is a conversation of several turns; give single prompts, or use draftwood "
             "bench"
         )
     return PromptLine(number=number, shown=prompt.text, rows=(Row(prompt.text),), kept=kept)

@@ -114,8 +114,8 @@ class TextFile:
         """
         if missing := [line.number for line in self.missing]:
             raise InvalidInput(
-                f"{len(missing)} of {len(self.lines)} texts were not written: {_numbers(missing)}; run the "
-                "same again, which writes them."
+                f"{len(missing)} of {len(self.lines)} texts were not written: {_numbers(missing)}; repeat "
+                "the command, which writes them."
             )
         if os.path.lexists(self.out):
             # A run that was killed between the file and the end of the part left both.
@@ -225,7 +225,7 @@ def write_file(
     if out.suffix != ".jsonl":
         raise InvalidInput(f"--out is {str(out)!r}; give a file that ends in .jsonl.")
     if workers is not None and ray is None:
-        raise InvalidInput("--workers goes with --ray; give the address of a cluster.")
+        raise InvalidInput("--workers needs --ray; give the address of a cluster.")
     if ray is not None and method.words.offload is not None:
         raise InvalidInput(
             f"--offload {method.words.offload} is one process's folder, which workers of --ray would write "
@@ -257,7 +257,7 @@ def write_file(
                 _watched(written, file, records, total=len(missing))
         except BaseException:
             if known < len(file.done) < count:
-                to_stderr(f"{len(file.done)} of {count} texts are written; the same command goes on.")
+                to_stderr(f"{len(file.done)} of {count} texts are written; the same command continues.")
             raise
         file.finish()
     lossless = method.strategy.verifier.lossless

@@ -208,8 +208,8 @@ def _run(queue: RowQueue) -> None:
 def _check_written(probe: QueuedText) -> None:
     if probe.refused is not None:
         raise OutOfMemory(
-            f"There is no memory even for three tokens ({probe.refused.rstrip('.')}); make room and run the "
-            "same again, which goes on from here."
+            f"There is no memory even for three tokens ({probe.refused.rstrip('.')}); make room and repeat "
+            "the command, which continues from here."
         )
 
 

@@ -34,6 +34,6 @@ def warning_of(statistics: Statistics, *, target: str, head: str) -> str | None:
     if sum(drafted) >= least:
         return None
     return (
-        f"In {count} rounds a token of the head was accepted {sum(drafted)} times, less than of any head "
-        f"that fits its target; run draftwood check-head {target} {head} to see what is wrong with it."
+        f"In {count} rounds tokens of the head were accepted {sum(drafted)} times, less often than "
+        f"a head that fits its target; run draftwood check-head {target} {head} to see what is wrong with it."
     )

@@ -104,7 +104,7 @@ def strategy_of_tuned(
         IncompatibleModels: another pair than the tuned one.
     """
     if other := next((name for name, value in flags.items() if value), None):
-        raise InvalidInput(f"--tuned {tuned.file} brings its own strategy, so --{other} does not go with it.")
+        raise InvalidInput(f"--tuned {tuned.file} chooses the strategy, so leave --{other} out.")
     drafter_name = tuned.draft.name if tuned.draft else tuned.drafter
     if target is None and own_model.is_own(tuned.target.name):
         raise InvalidInput(
@@ -247,9 +247,7 @@ class Words:
             )
         if self.policy or self.verifier:
             both = f"--policy {self.policy}" if self.policy else f"--verifier {self.verifier}"
-            raise InvalidInput(
-                f"--recipe {self.recipe} brings its own, so it does not go with {both}; give one."
-            )
+            raise InvalidInput(f"--recipe {self.recipe} chooses policy and verifier, so leave {both} out.")
         return strategy_of_recipe(self.recipe, self.drafter, option_words, temperature)
 
 

@@ -52,7 +52,7 @@ class PromptLimit:
         """Raise `InvalidInput` where there are too many."""
         if self.positions is not None and len(tokens) >= self.positions:
             raise InvalidInput(
-                f"The prompt has {len(tokens)} tokens, and the target's texts have {self.positions} at most; "
+                f"The prompt has {len(tokens)} tokens, and the target's context holds {self.positions}; "
                 "shorten it."
             )
 

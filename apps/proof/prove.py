@@ -98,7 +98,7 @@ def _pool(processes: int | None, ray: str | None) -> Iterator[Callable[..., Iter
         from draftwood.apps.generate.on_ray import spread
 
         if processes is not None:
-            raise InvalidInput("--ray has its own processes, so it does not go with --processes.")
+            raise InvalidInput("--ray starts its own processes, so leave --processes out.")
         yield partial(spread, ray)
         return
     if processes in (None, 1):

@@ -79,7 +79,7 @@ def check_options(kind: Kind, given: Mapping[str, Any]) -> None:
         if option not in _OWN[kind]:
             kinds = " and ".join(other for other in Kind if option in _OWN[other])
             raise InvalidInput(
-                f"--{option.replace('_', '-')} is {value}, but it goes with {kinds}, and not with {kind}; "
+                f"--{option.replace('_', '-')} is {value}, but it is an option for {kinds}, not for {kind}; "
                 "leave it out."
             )
 

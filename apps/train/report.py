@@ -42,6 +42,6 @@ def contest_line(found: Mapping[str, Any] | None) -> str:
         return "Speed was not measured: every held-out text runs into a loop at once."
     return (
         f"On {found['prompts']} held-out prompts at temperature 0, a tree ({found['tree']}) gives "
-        f"{found['tokens_per_round']:.2f} tokens a round and {found['speed_up']:.2f} times the tokens a "
+        f"{found['tokens_per_round']:.2f} tokens per round and {found['speed_up']:.2f} times the tokens a "
         f"second of generate(), over {found['tokens']} tokens."
     )

@@ -68,7 +68,7 @@ def given_keys(
         kind = type(layer)
         if kind not in (*_KEYS, *_NO_KEYS):
             raise InvalidInput(
-                f"Layer {number} of past_key_values is a {kind.__name__}, which is not read; give a "
+                f"Layer {number} of past_key_values is a {kind.__name__}, which is not supported; give a "
                 "DynamicCache of attention layers, or leave it out."
             )
         if not _attends(layer):

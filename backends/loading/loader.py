@@ -257,7 +257,7 @@ def _device(device: torch.device | str | None) -> torch.device | str:
         try:
             torch.empty(0, device=device, dtype=torch.float64)  # which draws need, and MPS lacks
         except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-            raise InvalidInput(f"device {device!r} is not to be had here ({error}); try 'cpu'.") from error
+            raise InvalidInput(f"device {device!r} is not available here ({error}); try 'cpu'.") from error
     return device
 
 
@@ -354,18 +354,18 @@ def _checked(model: Any, *, by_mask: bool) -> StateBackend:
             )
         if recurrent:
             raise UnsupportedModel(
-                f"UnrolledBackend does not decode what {name} itself does ({worse}); load it with "
+                f"UnrolledBackend does not decode as {name} itself does ({worse}); load it with "
                 'attention="auto".'
             )
         raise UnsupportedModel(
-            f"{name} cannot go on from its own cache as draftwood needs ({worse}); use a causal language "
+            f"{name} cannot continue from its own cache as draftwood needs ({worse}); use a causal language "
             "model with a KV cache."
         )
     if reason is not None and first:
         log.warning(
             "%s takes no tree mask (%s); each path of a tree runs as its own batch row, which is slower.",
             name,
-            str(reason).partition("; those served are")[0].rstrip("."),
+            str(reason).partition("; supported are")[0].rstrip("."),
         )
     return _by_paths(model)
 
@@ -392,8 +392,8 @@ def _verdict(model: Any, method: str, make: Callable[[Any], StateBackend]) -> st
             )
         if verdicts[method] is None and rounds_activations(model):
             log.warning(
-                "%s rounds its activations by what else is in a pass, so its greedy text may part from that "
-                "of generate() where two tokens are nearly as likely.",
+                "%s rounds its activations by the other tokens of a pass, so its greedy text may differ "
+                "from generate()'s where two tokens are nearly equally likely.",
                 type(model).__name__,
             )
     return verdicts[method]

@@ -64,8 +64,8 @@ def read(folder: Path, *, dtype: torch.dtype | None) -> Any:
     tensors = read_weights(folder)
     if any(name.endswith(".mamba.in_proj_x.weight") for name in tensors):
         raise UnsupportedModel(
-            f"{folder} has Llama layers distilled into Mamba-1, which are not served; those distilled into "
-            "Mamba-2 are."
+            f"{folder} has Llama layers distilled into Mamba-1, which are not supported; use layers "
+            "distilled into Mamba-2."
         )
 
     def make() -> Any:
@@ -149,7 +149,7 @@ def _llama(folder: Path) -> Any:
     if config.get("model_type") != "llama":
         raise UnsupportedModel(
             f"{folder} has Mamba layers in a model of type {config.get('model_type')!r}, which is not "
-            "served; those in a Llama are."
+            "supported; use layers in a Llama."
         )
     try:
         return hf.LlamaConfig.from_dict(config)
@@ -175,12 +175,12 @@ def _described(file: Mapping[str, Any], llama: Any, *, where: str) -> tuple[dict
     require(f"ssm_cfg of {where}", layer, {"D_has_hdim": False, "d_ssm": inner if layer["d_ssm"] else None})
     if inner != layer["ngroups"] * layer["d_state"] or inner % shared or shared % layer["d_state"]:
         raise InvalidInput(
-            f"{where} has d_inner = {inner} and d_xb = {shared}, which are not whole heads of d_state = "
-            f"{layer['d_state']}, ngroups = {layer['ngroups']} of them; download the model again."
+            f"{where} has d_inner = {inner} and d_xb = {shared}, which do not divide into heads of d_state = "
+            f"{layer['d_state']} in ngroups = {layer['ngroups']} groups; download the model again."
         )
     if inner % mamba["d_model"]:
         raise UnsupportedModel(
-            f"{where} has d_inner = {inner}, which is not served; multiples of its d_model are."
+            f"{where} has d_inner = {inner}, which is not supported; use a multiple of its d_model."
         )
     layers = range(mamba["n_layer"])
     if not isinstance(mamba["attn_layers"], list) or any(v not in layers for v in mamba["attn_layers"]):

@@ -142,7 +142,7 @@ def require(where: str, config: Mapping[str, Any], served: Mapping[str, Any]) ->
     for name, value in served.items():
         if config[name] != value:
             raise UnsupportedModel(
-                f"{where} has {name} = {config[name]!r}, which is not served; only {value!r} is."
+                f"{where} has {name} = {config[name]!r}, which is not supported; use {value!r}."
             )
 
 
@@ -169,7 +169,7 @@ def _described(file: Mapping[str, Any], where: str) -> Callable[[], Any]:
         return _mamba1(config, layer_settings(ssm, MAMBA1, where))
     if kind == "Mamba2":
         return _mamba2(config, layer_settings(ssm, MAMBA2, where), where)
-    raise UnsupportedModel(f"{where} has layer = {kind!r}, which is not served; Mamba1 and Mamba2 are.")
+    raise UnsupportedModel(f"{where} has layer = {kind!r}, which is not supported; use Mamba1 or Mamba2.")
 
 
 def _common(config: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:

@@ -96,8 +96,8 @@ class Features:
             if len(states) != 1 or states[0].shape[:-1] != tokens.shape:
                 shapes = ", ".join([str(tuple(state.shape)) for state in states]) or "nothing"
                 raise UnsupportedModel(
-                    f"{type(self.module).__name__} gives no features of layer {layer}: of the tokens "
-                    f"{tuple(tokens.shape)} it read {shapes}; use a draft model."
+                    f"{type(self.module).__name__} gives no features of layer {layer}: for tokens of shape "
+                    f"{tuple(tokens.shape)} that layer read {shapes}; use a draft model."
                 )
         kept = [inputs[layer][0].to(tokens.device) for layer in self.request.layers]
         return torch.cat(kept, -1), output

@@ -182,8 +182,8 @@ def served_part(model: Any) -> Any:
         return model
     if model.active_peft_config.is_prompt_learning:
         raise UnsupportedModel(
-            f"{type(model).__name__} puts learned vectors before every text, which no backend follows; train "
-            "adapters such as LoRA instead."
+            f"{type(model).__name__} puts learned vectors before every text, which no backend supports; "
+            "train adapters such as LoRA instead."
         )
     return model.get_base_model()
 

@@ -54,8 +54,8 @@ class RenewedBackend(StateBackend):
         fresh = origin.make()
         if type(fresh) is not type(self):
             raise UnsupportedModel(
-                f"{name} was changed and is no longer served by {type(self).__name__} but by "
-                f"{type(fresh).__name__}; load it again."
+                f"{name} was changed and now needs {type(fresh).__name__} in place of "
+                f"{type(self).__name__}; load it again."
             )
         self._hand_on(fresh)
         vars(self).clear()

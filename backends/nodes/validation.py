@@ -39,7 +39,7 @@ def check_filled(rows: Sequence[Tensor]) -> None:
     """Refuse rows without tokens, of which no logits can be asked."""
     empty = next((index for index, row in enumerate(rows) if not len(row)), None)
     if empty is not None:
-        raise InvalidInput(f"Row {empty} has no token, so no logits either; prefill() takes it.")
+        raise InvalidInput(f"Row {empty} has no token and so no logits; add it with prefill().")
 
 
 def as_nodes(
@@ -143,7 +143,7 @@ def remaining_rows(rows: Sequence[int] | None, *, have: int) -> list[int]:
 def check_paths(paths: Sequence[Sequence[int]], *, rows: int) -> None:
     """`InvalidTree` unless there is one path a row."""
     if len(paths) != rows:
-        raise InvalidTree(f"{len(paths)} paths were given for {rows} rows; give one a row, possibly empty.")
+        raise InvalidTree(f"{len(paths)} paths were given for {rows} rows; give one per row, possibly empty.")
 
 
 def check_path(path: Sequence[int], parents: Sequence[int], *, row: int) -> None:

@@ -70,13 +70,13 @@ def with_mixers(model: Any, *, snapshots: bool = False, standing: bool = False) 
             parts = ", ".join(type(part).__name__ for part in (layers[index] if layers else copy).children())
             raise UnsupportedModel(
                 f"Layer {index} of {type(model).__name__} is recurrent, but none of its parts ({parts}) is "
-                f"known; those served are {served_classes()}."
+                f"known; supported are {served_classes()}."
             )
     if not states.layers and getattr(model.config.get_text_config(decoder=True), "layer_types", None) is None:
         what = type(layers[0]).__name__ if layers else type(model).__name__
         raise UnsupportedModel(
-            f"{type(model).__name__} keeps recurrent states in layers that are not known ({what}); those "
-            f"served are {served_classes()}."
+            f"{type(model).__name__} keeps recurrent states in layers that are not known ({what}); "
+            f"supported are {served_classes()}."
         )
     states.may_overflow = model.dtype == torch.float16
     return copy, states
@@ -88,7 +88,7 @@ def _check_weights(model: Any) -> None:
     brought = {id(weight) for module, hook in streamed for weight in module.parameters(hook.place_submodules)}
     if any(weight.device.type == "meta" and id(weight) not in brought for weight in model.parameters()):
         raise UnsupportedModel(
-            f"Weights of {type(model).__name__} are on the device meta and nothing brings them; load the "
+            f"Weights of {type(model).__name__} are on the device meta and no hook loads them; load the "
             "model onto a device."
         )
 

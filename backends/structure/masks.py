@@ -87,6 +87,6 @@ def reaches(config: Any, *, recurrent: bool = False) -> dict[str, Reach]:
         if kinds.setdefault(kind, reach) != reach:
             raise UnsupportedModel(
                 f"The {kind} layers of {text.model_type} differ in size ({kinds[kind]}, {reach}); one mask "
-                "cannot serve them."
+                "cannot fit them."
             )
     return kinds if kinds or recurrent else {"full_attention": Reach()}

@@ -26,7 +26,7 @@ def ranks_of(model: torch.nn.Module) -> Ranks | None:
     if others or mesh.ndim > 1:
         raise UnsupportedModel(
             f"{type(model).__name__} is sharded over the meshes {', '.join(map(str, shards))}; shard it by "
-            "only tensor parallelism."
+            "tensor parallelism only."
         )
     return Ranks(mesh.get_group(), torch.device(mesh.device_type))
 

@@ -25,7 +25,7 @@ def check_inside(folder: Path) -> None:
                 file = (root / name).resolve()
             except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a name that is none
                 raise InvalidInput(
-                    f"{index} names a file {name!r:.60} that cannot be; download it again."
+                    f"{index} names a file {name!r:.60} that cannot exist; download it again."
                 ) from error
             if not any(file.is_relative_to(home) for home in homes):
                 raise UnsupportedModel(
@@ -40,5 +40,5 @@ def _named(index: Path) -> list[str]:
         raise InvalidInput(f"{index} could not be read ({error}); download the model again.") from error
     names = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise InvalidInput(f"{index} says of no weight in which file it is; download the model again.")
+        raise InvalidInput(f"{index} does not say which file holds which weight; download the model again.")
     return sorted(set(names.values()))

@@ -14,6 +14,7 @@ from pathlib import Path
 import tables
 
 DOCS = Path(__file__).resolve().parents[1]
+PAGES = (DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md")))
 BLOCK = re.compile(r"(<!-- table: (\w+) -->).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -29,7 +30,7 @@ def written_by_hand(text: str) -> str:
 
 def stale() -> Iterator[tuple[Path, str]]:
     """Yields the pages that differ from their tables, with the text that they should have."""
-    for page in sorted(DOCS.rglob("*.md")):
+    for page in PAGES:
         text = page.read_text(encoding="utf-8")
         wanted = filled(text)
         if wanted != text:

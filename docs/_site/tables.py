@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+import engine_tables
+
 from draftwood.apps.strategies import entries
 from draftwood.base import errors
 from draftwood.protocols import registry
@@ -302,6 +304,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "methods_greedy_draft": lambda: methods("recipes.csv"),
     "methods_sampled_draft": lambda: methods("recipes-deep-draft.csv"),
     "methods_longer_texts": longer_texts,
+    "engines_summary": engine_tables.summary,
+    "engines_runs": engine_tables.every_run,
     "families": families,
     "families_refused": families_refused,
     "families_counts": families_counts,

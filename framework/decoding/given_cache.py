@@ -62,8 +62,8 @@ class GivenCache:
             if (length := max(columns - self.padding[row.index], 0)) >= len(row.unread):
                 raise InvalidInput(
                     f"past_key_values holds {length} tokens of row {row.index}, whose text has "
-                    f"{len(row.unread)}; give the whole text as input_ids, with one token at least after "
-                    "those in the cache."
+                    f"{len(row.unread)}; give the whole text as input_ids, with at least one token more "
+                    "than the cache holds."
                 )
         loop.target.take_over(self.cache, [max(columns - self.padding[row.index], 0) for row in rows])
         for row in rows:

@@ -87,7 +87,7 @@ class KeptText:
         if name.startswith("_"):
             raise AttributeError(name)
         raise InvalidInput(
-            "This past_key_values holds a text for draft trees and no keys and values; give it to a call "
+            "This past_key_values was made by draft trees and holds no keys and values; give it to a call "
             "with the custom_generate= that made it."
         )
 

@@ -17,7 +17,7 @@ from draftwood.protocols import StateBackend
 
 def _not_negative(_: object, field: attrs.Attribute[Any], value: float) -> None:
     if not 0 <= value < float("inf"):
-        raise InvalidInput(f"{field.name} is {value}; the time of a pass is made of numbers >= 0.")
+        raise InvalidInput(f"{field.name} is {value}; give a number >= 0.")
 
 
 @attrs.frozen

@@ -31,16 +31,20 @@ def as_prompts(input_ids: Any, mask: Any = None) -> list[list[int]]:
         )
     if isinstance(input_ids, Mapping):
         raise InvalidInput(
-            f"input_ids is a {type(input_ids).__name__}; pass what it holds: generate(**inputs), or "
+            f"input_ids is a {type(input_ids).__name__}; give what it holds: generate(**inputs), or "
             'inputs["input_ids"].'
         )
     if isinstance(input_ids, Tensor):
         return _unpadded(input_ids, mask)
     if mask is not None:
-        raise InvalidInput("attention_mask goes with a tensor of ids; token lists carry no padding.")
+        raise InvalidInput(
+            "attention_mask was given with token lists, which have no padding; leave it out, or give a "
+            "tensor of ids."
+        )
     if not isinstance(input_ids, Sequence) or any(isinstance(row, Integral) for row in input_ids):
         raise InvalidInput(
-            f"input_ids is {input_ids!r:.60}; give a tensor of ids, or a list with one list of tokens a row."
+            f"input_ids is {input_ids!r:.60}; give a tensor of ids, or a list with one list of tokens per "
+            "row."
         )
     return [_as_tokens(row, index) for index, row in enumerate(input_ids)]
 
@@ -74,7 +78,9 @@ def _unpadded(ids: Tensor, mask: Any) -> list[list[int]]:
     lengths = kept.sum(1).tolist()
     for row, (length, seen) in enumerate(zip(lengths, kept.cpu(), strict=True)):
         if not length and len(seen):
-            raise InvalidInput(f"attention_mask is 0 throughout row {row}; let it show one token at least.")
+            raise InvalidInput(
+                f"attention_mask is 0 for all tokens of row {row}; set it to 1 for at least one."
+            )
         if length and not bool(seen[-length:].all()):
             raise InvalidInput(
                 f"attention_mask has a 0 after a 1 in row {row}; pad on the left (padding_side='left'), and "

@@ -110,8 +110,8 @@ def _check_open(row: BatchRow, scores: Tensor) -> None:
     """Refuse kept tokens that were drawn where processors and constraint leave none, as sampling does."""
     if row.settings.sampling.temperature and bool((scores.amax(-1) == -torch.inf).any()):
         raise InvalidDistribution(
-            f"Processors and constraint leave row {row.index} no token to go on with; loosen one, "
-            "or let them end the text."
+            f"Processors and constraint allow no token after the text of row {row.index}; loosen one, or "
+            "let them allow an end-of-text token."
         )
 
 

@@ -138,5 +138,5 @@ class RunningRows:
 
 def _place(row: BatchRow) -> int:
     if row.place is None:
-        raise InvalidInput(f"Row {row.index} is held by no target; let it join first.")
+        raise InvalidInput(f"Row {row.index} has not joined a target; let it join first.")
     return row.place

@@ -254,7 +254,8 @@ class Session:
         """
         if row in self._rows or row not in self._texts:
             raise InvalidInput(
-                f"Row {row} is still held, or never existed; forget() is for rows that have left."
+                f"Row {row} is still being written or kept, or never existed; forget() takes rows that "
+                "have ended."
             )
         del self._texts[row]
 
@@ -327,8 +328,8 @@ class Session:
         room = len(self._waiting) if self._max_rows is None else self._max_rows - held
         if room < 1 and not self.running:
             raise InvalidInput(
-                f"max_rows is {self._max_rows}, and {held} kept row(s) whose texts have ended fill it; "
-                "release() or extend() one, so that there is a row to write."
+                f"max_rows is {self._max_rows}, and {held} kept row(s) whose texts have ended use it up; "
+                "release() or extend() one of them."
             )
         joining = list(islice(self._waiting, max(room, 0)))
         if not joining:

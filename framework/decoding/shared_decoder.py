@@ -143,7 +143,9 @@ class SharedDecoder:
         if os.getpid() != self._process:
             return
         with self._changed:
-            self._closed = self._closed or InvalidInput("The decoder was closed; the text is not done.")
+            self._closed = self._closed or InvalidInput(
+                "The decoder was closed before the text was finished; ask another."
+            )
             self._changed.notify()
         self._thread.join()
 

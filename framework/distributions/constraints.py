@@ -108,6 +108,4 @@ class ConstrainedRow:
                 f"{(len(nodes), self.vocab_size)}, one row per state."
             )
         if not bool(masks.any(-1).all()):
-            raise InvalidInput(
-                f"{name} leaves no token open; where a text may end, open its end-of-text tokens."
-            )
+            raise InvalidInput(f"{name} allows no token; where a text may end, allow its end-of-text tokens.")

@@ -170,7 +170,7 @@ def check_processors(processors: Sequence[Any], texts: Sequence[RowText], *, voc
     for processor in processors:
         name = _class_in_transformers(processor)
         if name in _STATEFUL:
-            raise _stateful(processor, "is made to be called once a token")
+            raise _stateful(processor, "is made to be called once per token")
         if name not in _PREFIX_FREE | _ROW_BY_ROW | _BATCH_BOUND:
             _try(processor, texts[0], vocab_size)
 
@@ -203,9 +203,9 @@ def _try(processor: Any, text: RowText, vocab_size: int) -> None:
 
 def _stateful(processor: Any, why: str) -> InvalidInput:
     return InvalidInput(
-        f"The processor {type(processor).__name__} {why}, which a tree of drafts cannot follow; give what it "
-        "does as constraint=, whose states fork (LLGuidanceConstraint, XGrammarConstraint or "
-        "your own draftwood.Constraint), or decode without draftwood."
+        f"The processor {type(processor).__name__} {why}, which a tree of drafts cannot follow; write it as "
+        "a constraint (LLGuidanceConstraint, XGrammarConstraint or your own draftwood.Constraint), or "
+        "decode without draftwood."
     )
 
 

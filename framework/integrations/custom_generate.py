@@ -248,7 +248,7 @@ class CustomGenerate:
         for number, row in enumerate(written.rows):
             if row.finish_reason == "context":
                 raise InvalidInput(
-                    f"The text of row {number} came to the end of the target's context after "
+                    f"The text of row {number} reached the end of the target's context after "
                     f"{len(row.tokens)} new tokens; ask for no more (max_new_tokens)."
                 )
         return written.generation(input_ids, statistics, seeds, pad=pad, keep=keep)

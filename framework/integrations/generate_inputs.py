@@ -64,7 +64,7 @@ def prompt_of(
         return None
     if any(isinstance(value, KeptText) for value in model_kwargs.values()):
         raise InvalidInput(
-            f"past_key_values of a call of draft trees goes on with a text, and {' and '.join(more)} was "
+            f"past_key_values of a call with draft trees continues a text, and {' and '.join(more)} was "
             "given too; leave one of the two out."
         )
     columns = ids.shape[1] if (embedded := model_kwargs.get("inputs_embeds")) is None else embedded.shape[1]
@@ -90,8 +90,8 @@ def _refuse_caches(call: Call, model_kwargs: Mapping[str, Any]) -> None:
             )
         if isinstance(model_kwargs[name], QuantizedCache):
             raise InvalidInput(
-                f"{name} is a QuantizedCache, which would change the text, and draft trees keep a cache of "
-                "their own; leave it out."
+                f"{name} is a QuantizedCache, which would change the text, and draft trees keep their own "
+                "cache; leave it out."
             )
 
 

@@ -50,8 +50,8 @@ def refuse_unserved(
         options.append("assistant_model")
     if options:
         raise InvalidInput(
-            f"custom_generate= decodes by draft trees, and {' and '.join(options)} asks for another way; "
-            "leave one of the two out."
+            f"custom_generate= decodes by draft trees, and {' and '.join(options)} asks for another "
+            "decoding method; leave one of the two out."
         )
     if config.token_healing:
         raise InvalidInput(

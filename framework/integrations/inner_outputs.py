@@ -39,7 +39,7 @@ def refuse_unread(model: Any, config: Any, model_kwargs: Mapping[str, Any]) -> N
         return
     if config.prefill_chunk_size is not None or type(cache) is not DynamicCache:
         raise InvalidInput(
-            f"{flags[0]}=True gives the steps of generate() with a dynamic cache or none; leave out "
+            f"{flags[0]}=True is supported with a dynamic cache or none; leave out "
             "cache_implementation, prefill_chunk_size and past_key_values of draft trees."
         )
     linear = any("Linear" in base.__name__ for layer in cache.layers for base in type(layer).__mro__)

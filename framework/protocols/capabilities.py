@@ -141,7 +141,7 @@ class GivesFeatures(Protocol):
         Raises:
             UnsupportedModel: the backend cannot do it.
         """
-        raise UnsupportedModel(f"{type(self).__name__} has no output head by itself; use a draft model.")
+        raise UnsupportedModel(f"{type(self).__name__} gives no output head; use a draft model.")
 
 
 class ExtendsByLevels(Protocol):

@@ -46,8 +46,8 @@ def check_drafters_fit(policy: TreePolicy, drafter: Drafter) -> None:
     check_declared(drafter, Drafter)
     if needs_several_drafters(policy) != (drafter.drafters > 1):
         raise IncompatibleStrategy(
-            f"{type(policy).__name__} with the laws {_law_names(policy)} cannot use "
-            f"{drafter.drafters} drafter(s); a law such as PerChild and several drafters go together."
+            f"{type(policy).__name__} with the laws {_law_names(policy)} cannot use {drafter.drafters} "
+            "drafter(s); give Several([...]) to a law such as PerChild, and one drafter to any other law."
         )
     if missing := sorted(policy.asks - set(drafter.names)):
         raise IncompatibleStrategy(

@@ -123,7 +123,9 @@ class ModelPrompt:
             raise InvalidInput(f"{', '.join(sorted(unread))} can only be read by the target; give token ids.")
         own = ModelPrompt.of(model, **{"input_ids": self.ids, **self.given})
         if own.ids.shape != self.ids.shape:
-            raise InvalidInput(f"{len(own)} rows were given for {len(self)} texts; repeat them for each.")
+            raise InvalidInput(
+                f"{len(own)} rows were given for {len(self)} texts; give one row for each text."
+            )
         return own
 
     @property

@@ -31,8 +31,8 @@ def fit_vocabulary(drafter: Drafter, vocab_size: int) -> Drafter:
         return drafter
     if abs(drafter_size - vocab_size) > min(PADDING, max(drafter_size, vocab_size) // 50):
         raise IncompatibleModels(
-            f"The drafter has {drafter_size} tokens and the target {vocab_size}, more apart than padding is; "
-            "they must share one tokenizer and vocabulary."
+            f"The drafter has {drafter_size} tokens and the target {vocab_size}, which padding does not "
+            "explain; they must share one tokenizer and vocabulary."
         )
     return FittedDrafter(drafter, vocab_size)
 

@@ -105,7 +105,7 @@ def _objection(arenas: Sequence[Tensor], rows: Numbers) -> str | None:
 def _check(arenas: Sequence[Tensor], rows: Numbers, sources: Numbers, targets: Numbers) -> None:
     if not len(rows) == len(sources) == len(targets):
         raise ValueError(
-            f"{len(rows)} rows, {len(sources)} sources and {len(targets)} targets; give one of each a move."
+            f"{len(rows)} rows, {len(sources)} sources and {len(targets)} targets; give one of each per move."
         )
     have = min(arena.shape[1] for arena in arenas)
     slots = min(arena.shape[3] for arena in arenas)

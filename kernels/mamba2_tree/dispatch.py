@@ -204,8 +204,8 @@ def check(
         raise ValueError(f"{heads} heads cannot share {groups} groups of keys; give a divisor of {heads}.")
     if seen.dtype != torch.bool or (seen.dim() == 3 and seen.shape[1] > columns):
         raise ValueError(
-            f"The mask is {seen.dtype} {tuple(seen.shape)}; give a bool a node and column, of which the new "
-            "nodes are the last."
+            f"The mask is {seen.dtype} {tuple(seen.shape)}; give one bool per node and column, where the "
+            "new nodes are the last columns."
         )
 
 

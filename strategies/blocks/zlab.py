@@ -85,8 +85,8 @@ def described(description: Mapping[str, Any], tensors: Collection[str], where: s
     else:
         if not switch(both, "shift_label", where=where, default=True):
             raise InvalidInput(
-                f"shift_label is False in {where}, which describes a DSpark drafter; those whose root's slot "
-                "guesses are read, so use another."
+                f"shift_label is False in {where}, which describes a DSpark drafter; only drafters whose "
+                "root's slot guesses are read, so use another."
             )
         # DSpark draws the first token from the root's slot, and DFlash from the first mask's.
         corrected["root_guesses"] = "dspark" in kinds or corrected["markov_rank"] > 0

@@ -121,4 +121,4 @@ class LLGuidanceConstraint(MatcherConstraint):
 
 def _refused(why: str) -> InvalidInput:
     reason = next((line for line in why.splitlines() if line.strip()), "no reason given")
-    return InvalidInput(f"llguidance cannot serve this constraint: {reason.strip().rstrip('.')}.")
+    return InvalidInput(f"llguidance does not support this constraint: {reason.strip().rstrip('.')}.")

@@ -104,7 +104,7 @@ class XGrammarConstraint(MatcherConstraint):
             info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, stop_token_ids=list(stops))
             return cls(make(xgrammar.GrammarCompiler(info)), stops)
         except (RuntimeError, ValueError) as error:
-            raise InvalidInput(f"xgrammar cannot serve this constraint: {_reason(error)}.") from error
+            raise InvalidInput(f"xgrammar does not support this constraint: {_reason(error)}.") from error
 
     def matcher(self) -> Matcher:
         xgrammar = package("xgrammar")

@@ -137,8 +137,8 @@ class ArrayFolder:
             raise self.corrupt(folder, f"{HEADER} does not describe one")
         if header.get("version") != self.version:
             raise InvalidInput(
-                f"The {self.what} in {str(folder)!r} is of version {header.get('version')!r:.40}, and what "
-                f"can be read is version {self.version}; {self.remedy}."
+                f"The {self.what} in {str(folder)!r} is of version {header.get('version')!r:.40}, and this "
+                f"draftwood reads version {self.version}; {self.remedy}."
             )
         sums, numbers = header.get("checksums"), [header.get(size) for size in sizes]
         if (

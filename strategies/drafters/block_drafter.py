@@ -185,6 +185,6 @@ def check_block_fits(head: BlockHead, target: StateBackend) -> None:
     check_target(target, _WHAT, width=config.feature_width, vocabulary=config.vocab_size)
     if config.target_layers not in (None, layers):
         raise IncompatibleModels(
-            f"The block drafter was made for layers numbering {config.target_layers}, but the target's is "
+            f"The block drafter was made for a target of {config.target_layers} layers, and this one has "
             f"{layers}; choose one made for this target."
         )

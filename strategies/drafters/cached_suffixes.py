@@ -112,8 +112,8 @@ class CachedSuffixes(TableDrafter):
         self.store = SuffixCache(self.vocab_size) if self.cache is None else self.cache
         if self.store.vocab_size != self.vocab_size:
             raise IncompatibleModels(
-                f"The cache is over {self.store.vocab_size} tokens and the target has {self.vocab_size}; "
-                "give a cache of this target's texts."
+                f"The cache is for a vocabulary of {self.store.vocab_size} tokens and the target has "
+                f"{self.vocab_size}; give a cache of this target's texts."
             )
 
     @property

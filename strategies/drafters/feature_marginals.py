@@ -56,7 +56,7 @@ class FeatureMarginals(DepthMarginals):
         if committed[held:] != list(map(len, rows)):
             raise InvalidInput(
                 f"The head's target holds {len(committed)} row(s), not the {len(rows)} that join here; give "
-                f"{type(self).__name__} the very backend that the decoder drives."
+                f"{type(self).__name__} the same backend object as the decoder."
             )
 
     def _taken(self, width: int) -> list[Tensor]:

@@ -119,7 +119,7 @@ def choose_layers(target: StateBackend, text: Sequence[int], *, count: int) -> t
     _check_skippable(target)
     layers = target.skippable_layers
     if not 1 <= count < layers:
-        raise InvalidInput(f"count is {count}; of {layers} layers give 1 to {layers - 1} to skip.")
+        raise InvalidInput(f"count is {count}; give a number of layers to skip from 1 to {layers - 1}.")
     if len(text) < 2:
         raise InvalidInput(f"The text has {len(text)} token(s); give at least 2 to compare the models on.")
     full = _probabilities(target.without_layers(()), text)

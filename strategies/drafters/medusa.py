@@ -256,7 +256,7 @@ class MedusaHeads(DepthMarginals):
         if len(committed) != len(self._hidden) + len(lengths) or committed[len(self._hidden) :] != lengths:
             raise InvalidInput(
                 f"The heads' target holds {len(committed)} row(s), not the {len(lengths)} that join here; "
-                "give MedusaHeads the very backend that the decoder drives."
+                "give MedusaHeads the same backend object as the decoder."
             )
 
 

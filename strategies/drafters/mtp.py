@@ -100,9 +100,9 @@ class Mtp(PairDrafter):
         if not self._said and self._rows.levels > self.head.layout.trained_depths:
             self._said = True
             log.warning(
-                "An MTP layer that was trained to draft %d token(s) drafts on from its own state: every "
-                "further level costs a pass of it and is accepted less often, so a shallow tree may be "
-                "faster.",
+                "An MTP layer that was trained to draft %d token(s) continues from its own state on every "
+                "further level: each costs a pass of the layer and is accepted less often, so a shallow "
+                "tree may be faster.",
                 self.head.layout.trained_depths,
             )
         return logits

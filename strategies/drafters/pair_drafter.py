@@ -68,7 +68,7 @@ class PairDrafter(Drafter):
         if len(self.target.lengths) != held + len(rows) or self.target.lengths[held:] != lengths:
             raise InvalidInput(
                 f"The head's target holds {len(self.target.lengths)} row(s), not the {len(rows)} that join "
-                "here; give the drafter the very backend that the decoder drives."
+                "here; give the drafter the same backend object as the decoder."
             )
         states = self._taken()
         self._rows.join([row.tolist() for row in rows], states[held:])

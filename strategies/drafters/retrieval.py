@@ -111,8 +111,8 @@ class RetrievalDrafter(TableDrafter):
             raise InvalidInput(f"shortest is {self.shortest}; it must not exceed longest, {self.longest}.")
         if self.index.vocab_size > self.vocab_size:
             raise IncompatibleModels(
-                f"The index is over {self.index.vocab_size} tokens and the target has {self.vocab_size}; "
-                "build the index with the target's tokenizer."
+                f"The index is for a vocabulary of {self.index.vocab_size} tokens and the target has "
+                f"{self.vocab_size}; build the index with the target's tokenizer."
             )
 
     @property

@@ -190,7 +190,7 @@ def read_pickle(file: Path, *, device: str = "cpu") -> dict[str, Tensor]:
     if not isinstance(content, dict) or not all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in content.items()
     ):
-        raise InvalidInput(f"{str(file)!r} holds something else than tensors by name; ask for safetensors.")
+        raise InvalidInput(f"{str(file)!r} does not hold tensors by name; ask for safetensors.")
     return content
 
 
@@ -214,7 +214,7 @@ def _json(folder: Path, name: str, what: str) -> dict[str, Any]:
             f"There is no {name} that can be read in {str(folder)!r}; name a folder with {what}."
         ) from error
     except ValueError as error:
-        raise InvalidInput(f"{name} in {str(folder)!r} is not sound JSON: {error}.") from error
+        raise InvalidInput(f"{name} in {str(folder)!r} is not valid JSON: {error}.") from error
     if not isinstance(content, dict):
         raise InvalidInput(f"{name} in {str(folder)!r} is no JSON object; name a folder with {what}.")
     return content

@@ -243,8 +243,8 @@ def _check_names(stored: Mapping[str, Tensor], names: Mapping[str, str], where: 
         )
     if unused := sorted(stored.keys() - names.keys()):
         raise InvalidInput(
-            f"The head in {where} has tensors that its description knows nothing of: {_listed(unused)}; a "
-            "switch for them may be missing there."
+            f"The head in {where} has tensors that its description does not mention: {_listed(unused)}; a "
+            "key may be missing there."
         )
 
 

@@ -165,12 +165,12 @@ class Table:
     def _unknown(self, key: str, where: str) -> str:
         if owner := ELSEWHERE.get(key):
             return (
-                f"{where} has the key {key!r:.60}, which is one of {owner}, and is not read of {self.kind}; "
+                f"{where} has the key {key!r:.60}, which belongs to {owner} and is not read for {self.kind}; "
                 "use a head whose description agrees with its kind."
             )
         return (
             f"{where} has the key {key!r:.60}, which is not known here and may change what the head "
-            "computes; use a head without it, or one whose keys docs/heads.md lists."
+            "computes; use a head without it, or one whose keys docs/head-formats.md lists."
         )
 
 

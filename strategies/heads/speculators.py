@@ -61,8 +61,8 @@ def described(
     told = layer_table(description, where)
     if "norm_before_residual" not in description:
         raise InvalidInput(
-            f"{where} does not say norm_before_residual, for which programs assume either; write it in as "
-            "`draftwood check-head` finds it."
+            f"{where} does not say norm_before_residual, and programs assume either value; write the one "
+            "into it that `draftwood check-head` finds."
         )
     layer = _with_defaults(told, where)
     inside = f"transformer_layer_config of {where}"
@@ -103,7 +103,7 @@ def layer_table(description: Mapping[str, Any], where: str) -> dict[str, Any]:
         _ABOUT.check(about, where=f"speculators_config of {where}")
     told = description.get("transformer_layer_config")
     if not isinstance(told, dict):
-        raise InvalidInput(f"transformer_layer_config is {told!r:.60} in {where}; a head needs one.")
+        raise InvalidInput(f"transformer_layer_config is {told!r:.60} in {where}; give a table of keys.")
     return told
 
 

@@ -173,7 +173,7 @@ def _check(stored: dict[str, Tensor], head: MtpHead, layout: Layout, where: str)
         )
     if unused := sorted(stored.keys() - expected.keys()):
         raise InvalidInput(
-            f"The MTP layer in {where} has tensors that its config knows nothing of: "
+            f"The MTP layer in {where} has tensors that its config does not mention: "
             f"{_listed(unused, layout)}; it may have several layers or another form, and one of the known "
             "form is read."
         )

@@ -127,7 +127,7 @@ class CostAware(PolicyWrapper, LearningPolicy[CostAwareState]):
         if len(state.rounds) != len(self.budgets):
             raise InvalidInput(
                 f"The state holds figures of {len(state.rounds)} budgets and the policy has the "
-                f"{len(self.budgets)} budgets {self.budgets}; give the state that these budgets left."
+                f"{len(self.budgets)} budgets {self.budgets}; give a state of this policy."
             )
         return max(range(len(self.budgets)), key=lambda index: self._promise(state, index))
 

@@ -41,7 +41,7 @@ def sampled_alone(policy: GreedyTree, field: attrs.Attribute[Any], values: tuple
         validate_acceptance(policy, field, values)
         if policy.law is not WithoutReplacement:
             raise InvalidInput(
-                "acceptance tells of drawn children; leave it out, or draw without replacement."
+                "acceptance is an estimate for drawn children; leave it out, or draw without replacement."
             )
 
 

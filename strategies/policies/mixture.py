@@ -64,7 +64,8 @@ class Mixture(TreePolicy):
         for member in map(as_policy, self.members(max(2, len(self.policy)))):
             if member.learns:
                 raise InvalidInput(
-                    f"{member} learns from outcomes, and that of a merged tree is not its own; turn that off."
+                    f"{member} learns from the outcomes of its trees, and a merged tree has one "
+                    "outcome; turn its learning off."
                 )
             if needs_several_drafters(member):
                 raise InvalidInput(f"{member} needs several drafters for one tree; each tree here has one.")

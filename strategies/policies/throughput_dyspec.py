@@ -127,7 +127,7 @@ class ThroughputDySpec(LayeredDySpec, LearningPolicy[ThroughputState], BatchPoli
             context: mean tokens of a row.
         """
         if any(not isinstance(state, ThroughputState) for state in states):
-            raise InvalidInput("A state is no ThroughputState; give the states that this policy left.")
+            raise InvalidInput("A state is no ThroughputState; give the states that this policy returned.")
         rounds, accepted = (
             np.array([getattr(state, name) for state in states]).sum(0).reshape(SHAPE)
             for name in ("rounds", "accepted")

@@ -237,7 +237,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"prompt": [5, 99999]},
         "The prompt has the token 99999, and the target's are below 4096; encode it",
     ),
-    ({"prompt": "word " * 5000}, "The prompt has 5001 tokens, and the target's texts have 2048 at most"),
+    ({"prompt": "word " * 5000}, "The prompt has 5001 tokens, and the target's context holds 2048"),
     ({"model": "gpt-4o"}, "model is 'gpt-4o', and the target of this run is 'llama-7m'; name that."),
     ({"model": 5}, "model is 5; give the name of the target"),
 ]
@@ -266,9 +266,9 @@ def test_what_is_not_supported_is_its_requests_error_and_the_rest_is_written(ask
     rows += [request(f"chat {n}", chat=True, **body) for n, (body, _) in enumerate(CHAT_WRONG)]
     odd = [
         ({**request("get"), "method": "GET"}, 'method is "GET"; give POST.'),
-        ({**request("url"), "url": "/v1/embeddings"}, 'url is "/v1/embeddings"; /v1/completions and'),
+        ({**request("url"), "url": "/v1/embeddings"}, 'url is "/v1/embeddings"; give /v1/completions or'),
         ({**request("body"), "body": []}, "body is []; give an object."),
-        ({**request("more"), "priority": 1}, "The request has a field 'priority'"),
+        ({**request("more"), "priority": 1}, "The request has the unknown field 'priority'"),
     ]
     written = asked(request("good"), *rows, *(row for row, _ in odd), request("good too"), code=1)
     reasons = [reason for _, reason in (*WRONG, *CHAT_WRONG)] + [reason for _, reason in odd]

@@ -289,7 +289,7 @@ def test_a_full_disk_is_one_sentence_and_the_next_run_goes_on(
 
     monkeypatch.setattr(os, "fsync", full)
     sentence = refused(*tiny(folder, *words))
-    assert "cells.jsonl' cannot be written: No space left on device; make room and run the same" in sentence
+    assert "cells.jsonl' cannot be written: No space left on device; make room and repeat" in sentence
     kept = (folder / "cells.jsonl").read_bytes()
     assert draftwood(*tiny(folder, *words)).exit_code == 0
     assert (folder / "cells.jsonl").read_bytes().startswith(kept)

@@ -36,4 +36,4 @@ def test_what_cannot_be_done_is_told(tokenizer: Any) -> None:
 def test_a_file_of_prompts_has_messages_of_its_own(refused: Any, tmp_path: Any) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("Hi")
-    assert "does not go with --chat" in refused("generate", "--data", file, "--chat")
+    assert "cannot be combined with --chat" in refused("generate", "--data", file, "--chat")

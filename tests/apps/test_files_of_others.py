@@ -292,7 +292,7 @@ def test_texts_that_are_missing_at_the_end_are_named_and_nothing_goes(draftwood,
     assert result.exit_code == 1
     missing = next(n for n in range(4) if f'"number": {n},'.encode() not in left)
     assert result.stderr.splitlines()[-1] == (
-        f"Error: 1 of 4 texts were not written: {missing}; run the same again, which writes them."
+        f"Error: 1 of 4 texts were not written: {missing}; repeat the command, which writes them."
     )
     assert PART.read_bytes() == left
     assert not OUT.exists()

@@ -119,9 +119,9 @@ FOREIGN: dict[str, tuple[Callable[[], None], str]] = {
     "nothing but an empty file": (alone(b""), "cells.jsonl' is no file of draftwood bench"),
     "somebody's run.json": (written(b'{"scripts": {}}', RUN), "is not of `draftwood bench`"),
     "a run.json cut in two": (written(lambda c: c[:90], RUN), "is damaged"),
-    "the run.json of another run": (lambda: changed(RUN, created="then"), "are of two runs"),
+    "the run.json of another run": (lambda: changed(RUN, created="then"), "belong to two runs"),
     "another version": (both(version=99), "is of version 99"),
-    "a run of before": (both(version=2), "whose cells do not say which weights they are of"),
+    "a run of before": (both(version=2), "whose cells do not name their weights"),
     "other versions": (both(versions={"torch": "1", "draftwood": "1", "transformers": "1"}), "torch was"),
     "another machine": (both(hardware={"device": "abacus", "machine": "x", "system": "y"}), "device was"),
     "another seed": (configured(seed=9), "seed was 9 and is 0"),
@@ -209,7 +209,7 @@ def test_cells_that_are_missing_at_the_end_are_named(draftwood, here, monkeypatc
     result = draftwood(*bench())
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: 1 of 5 cells were not measured: pair | target,llama-draft | ")
-    assert result.stderr.endswith("; run the same again, which measures them.\n")
+    assert result.stderr.endswith("; repeat the command, which measures them.\n")
     assert CELLS.read_bytes() == before
 
 

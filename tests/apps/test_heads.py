@@ -174,10 +174,10 @@ def test_a_block_drafter_is_trained_reported_and_used(draftwood, refused, target
     assert "can name 1 to 1 of this target" in refused(
         *("train", "block", target, text, tmp_path / "out", *SMALL, "--taps", "0")
     )
-    assert "--draft-vocabulary is 9, but it goes with eagle3, and not with block" in refused(
+    assert "--draft-vocabulary is 9, but it is an option for eagle3, not for block" in refused(
         *("train", "block", target, text, tmp_path / "out", *SMALL, "--draft-vocabulary", 9)
     )
-    assert "--layers is 2, but it goes with block, and not with eagle3" in refused(
+    assert "--layers is 2, but it is an option for block, not for eagle3" in refused(
         *("train", "eagle3", target, text, tmp_path / "out", *SMALL, "--layers", 2)
     )
 
@@ -218,8 +218,8 @@ def test_an_mtp_layer_is_trained_used_and_checked(draftwood, refused, target, te
     assert "model_type is 'llama'" in refused("generate", *prompt[:4], "--target", target, "--drafter", "mtp")
     for option, value in (("--draft-vocabulary", 9), ("--layers", 2)):
         said = refused(*call, tmp_path / "other", option, value)
-        assert f"{option} is {value}, but it goes with" in said
-        assert "and not with mtp" in said
+        assert f"{option} is {value}, but it is an option for" in said
+        assert ", not for mtp" in said
 
 
 def test_a_head_is_refused_in_a_sentence(refused, target, text, tmp_path):

@@ -221,9 +221,9 @@ def test_an_index_nested_too_deeply(index, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"tokens": []}, "tokens are none"),
-        ({"tokens": [2**31]}, "tokens are none"),
-        ({"draft_cost": None}, "draft_calls and draft_cost do not go together"),
+        ({"tokens": []}, "tokens are missing or too large"),
+        ({"tokens": [2**31]}, "tokens are missing or too large"),
+        ({"draft_cost": None}, "only one of draft_calls and draft_cost is given"),
         ({"lossless": "yes"}, "lossless is"),
         ({"seconds": -1.0}, "seconds is -1.0"),
         ({"prompt": True}, "prompt is True"),

@@ -198,7 +198,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
 
         with monkeypatch.context() as patched:
             patched.setattr(os, "write", some)
-            with pytest.raises(InvalidInput, match="No space left on device; make room and run the same"):
+            with pytest.raises(InvalidInput, match="No space left on device; make room and repeat"):
                 file.append({"text": "more than there is room for"})
             assert path.read_bytes() == before
             with pytest.raises(InvalidInput, match="No space left on device"):

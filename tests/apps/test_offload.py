@@ -81,7 +81,7 @@ def test_what_bench_cannot_stream_is_one_sentence(refused: Any, tmp_path: Path) 
     folder = str(tmp_path / "scratch")
     assert f"--offload {folder} is one process's folder" in refused(*words, "--file", file, "--ray", "local")
     assert f"offload {folder!r} streams one" in refused(*words, "--file", file, "--widen", "1e6")
-    assert "does not go with --offload" in refused(*words, "--report", "--offload", "scratch")
+    assert "leave --offload out" in refused(*words, "--report", "--offload", "scratch")
     file.write_text("offload = 3\n")
     assert "offload is 3; give text." in refused(*words, "--file", file)
 

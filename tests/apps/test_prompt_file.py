@@ -158,7 +158,7 @@ def test_a_line_longer_than_the_positions_is_never_read(draftwood, tmp_path, mon
     first, second, third = read_lines(out)
     assert first["prompt_tokens"] == 3
     assert third["tokens"]
-    expected = "The prompt has 2501 tokens, and the target's texts have 2048 at most; shorten it."
+    expected = "The prompt has 2501 tokens, and the target's context holds 2048; shorten it."
     if not tokenized:
         expected = (
             "The prompt has 1000000 bytes, and the target's 2048 positions hold at most 303104 of any text; "

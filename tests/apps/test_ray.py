@@ -204,7 +204,7 @@ def test_workers_that_die_again_and_again_end_in_a_sentence_and_the_run_goes_on(
     assert result.exit_code == 1
     sentence = result.stderr.splitlines()[-1]
     assert sentence.startswith("Error: The Ray cluster at ")
-    assert sentence.endswith("run the same again, which goes on from what is done.")
+    assert sentence.endswith("repeat the command, which continues from the finished texts.")
     Path("die-always").unlink()
     assert generate(draftwood, "few.txt", "dies.jsonl").exit_code == 0
     assert read("dies.jsonl") == few_here
@@ -282,7 +282,7 @@ def test_a_cluster_that_goes_away_ends_in_a_sentence_and_the_run_goes_on_without
     _, said = running.communicate(timeout=300)
     assert running.returncode == 1
     progress, sentence = [line for line in said.splitlines() if not line.startswith("[")][-2:]
-    assert progress.endswith("of 40 texts are written; the same command goes on.")
+    assert progress.endswith("of 40 texts are written; the same command continues.")
     Path("slow-always").unlink()
     assert sentence.startswith(f"Error: The Ray cluster at {lost.address!r} failed (")
     kept = part.read_bytes().splitlines()

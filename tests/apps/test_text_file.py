@@ -157,9 +157,9 @@ def test_another_run_is_refused_in_one_sentence(draftwood, refused, prompts, tmp
         (["--data", "{prompts}"], "--data needs --out"),
         (["--data", "{prompts}", "--out", "texts.txt"], "give a file that ends in .jsonl"),
         (["--data", "{prompts}", "--out", "{there}"], "is there already; name another file"),
-        (["--data", "{prompts}", "--out", "{new}", "--prompt", "x"], "it does not go with --prompt."),
-        (["--data", "{prompts}", "--out", "{new}", "--json"], "it does not go with --json."),
-        (["--data", "{prompts}", "--out", "{new}", "--workers", "2"], "--workers goes with --ray"),
+        (["--data", "{prompts}", "--out", "{new}", "--prompt", "x"], "it cannot be combined with --prompt."),
+        (["--data", "{prompts}", "--out", "{new}", "--json"], "it cannot be combined with --json."),
+        (["--data", "{prompts}", "--out", "{new}", "--workers", "2"], "--workers needs --ray"),
         (
             ["--data", "{prompts}", "--out", "{new}", "--ray", "auto", "--offload", "o"],
             "one process's folder",
@@ -167,8 +167,8 @@ def test_another_run_is_refused_in_one_sentence(draftwood, refused, prompts, tmp
         (["--data", "{missing}", "--out", "{new}"], "cannot be read"),
         (["--data", "{empty}", "--out", "{new}"], "holds no prompt"),
         (["--data", "{turns}", "--out", "{new}"], "prompt 1 is a conversation of several turns"),
-        (["--prompt", "x", "--out", "{new}"], "--out goes with --data"),
-        (["--prompt", "x", "--ray", "auto"], "--ray goes with --data"),
+        (["--prompt", "x", "--out", "{new}"], "--out needs --data"),
+        (["--prompt", "x", "--ray", "auto"], "--ray needs --data"),
     ],
 )
 def test_what_does_not_go_together(refused, prompts, tmp_path, words, sentence):
@@ -197,9 +197,9 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on(draftwood, prompts, who
         result = draftwood(*run)
     assert result.exit_code == 1
     *_, progress, sentence = result.stderr.splitlines()
-    assert progress == "3 of 6 texts are written; the same command goes on."
+    assert progress == "3 of 6 texts are written; the same command continues."
     assert sentence.endswith(
-        "No space left on device; make room and run the same again, which goes on from here."
+        "No space left on device; make room and repeat the command, which continues from here."
     )
     assert draftwood(*run).exit_code == 0
     assert texts(read(out)) == whole
@@ -258,7 +258,7 @@ def test_texts_that_a_machine_without_memory_refuses_are_not_lost(draftwood, pro
     assert result.exit_code == 1
     sentence = result.stderr.splitlines()[-1]
     assert sentence.startswith("Error: There is no memory even for three tokens (")
-    assert sentence.endswith("; make room and run the same again, which goes on from here.")
+    assert sentence.endswith("; make room and repeat the command, which continues from here.")
     assert not out.exists()
     assert b"refused" not in (tmp_path / "out.jsonl.part").read_bytes()
     assert draftwood(*run).exit_code == 0

@@ -24,7 +24,7 @@ def test_fewer_than_chance_allows_is_told(accepted: int, rounds: int, warned: bo
     said = warning_of(statistics(accepted, rounds), target="big", head="head")
     assert (said is not None) == warned
     if said is not None:
-        assert f"In {rounds} rounds a token of the head was accepted {accepted} times" in said
+        assert f"In {rounds} rounds tokens of the head were accepted {accepted} times" in said
         assert "draftwood check-head big head" in said
 
 

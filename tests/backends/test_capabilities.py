@@ -405,13 +405,13 @@ def test_a_head_of_unknown_width_or_layers_that_do_not_run() -> None:
     assert backend.feature_layers == 0
     with pytest.raises(UnsupportedModel, match="gives no features: its feature_layers is 0"):
         backend.keep_features([0])
-    with pytest.raises(UnsupportedModel, match="no output head by itself"):
+    with pytest.raises(UnsupportedModel, match="gives no output head"):
         backend.output_head(torch.zeros(1, 32))
     model = build("llama")
     backend = TransformerBackend(model)
     backend.keep_features([1])
     model.model.layers[1].forward, model.model.layers = None, model.model.layers[:1]
-    with pytest.raises(UnsupportedModel, match=r"layer 1: of the tokens \(1, 3\) it read nothing"):
+    with pytest.raises(UnsupportedModel, match=r"layer 1: for tokens of shape .* that layer read nothing"):
         backend.prefill([torch.arange(3)])
     assert backend.lengths == []
 

@@ -306,9 +306,9 @@ def with_layer(**options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("config", "error", "words"),
     [
-        (with_layer(layer="Mamba3"), UnsupportedModel, "layer = 'Mamba3', which is not served"),
-        (with_layer(D_has_hdim=True), UnsupportedModel, "D_has_hdim = True, which is not served"),
-        (with_layer(d_ssm=16), UnsupportedModel, "d_ssm = 16, which is not served; only 32 is"),
+        (with_layer(layer="Mamba3"), UnsupportedModel, "layer = 'Mamba3', which is not supported"),
+        (with_layer(D_has_hdim=True), UnsupportedModel, "D_has_hdim = True, which is not supported"),
+        (with_layer(d_ssm=16), UnsupportedModel, "d_ssm = 16, which is not supported; use 32"),
         (with_layer(rope=True), UnsupportedModel, "the setting 'rope', which is not known"),
         (with_layer(d_state=0), InvalidInput, "d_state in .* is 0; it must be a whole number above 0"),
         (with_layer(expand=1.5), InvalidInput, "expand in .* is 1.5; it must be a whole number"),
@@ -346,7 +346,7 @@ def test_settings_that_are_not_served(
         (LLAMA | {"hidden_size": "32"}, IN_LLAMA, InvalidInput, "config.json in .* could not be read"),
         (LLAMA, IN_LLAMA | {"d_model": 64}, InvalidInput, "d_model = 64, but .* hidden_size = 32"),
         (LLAMA, IN_LLAMA | {"rms_norm_eps": 1e-5}, InvalidInput, "rms_norm_eps = 1e-05, but config.json"),
-        (LLAMA, IN_LLAMA | {"d_xb": 12}, InvalidInput, "which are not whole heads of d_state = 8"),
+        (LLAMA, IN_LLAMA | {"d_xb": 12}, InvalidInput, "which do not divide into heads of d_state = 8"),
         (LLAMA, IN_LLAMA | {"attn_layers": [3]}, InvalidInput, r"attn_layers = \[3\]"),
         (LLAMA, IN_LLAMA | {"attn_layers": [0, 1]}, InvalidInput, "missing keys"),
         (LLAMA, IN_LLAMA | {"d_conv": 4}, UnsupportedModel, "the setting 'd_conv', which is not known"),
@@ -360,7 +360,7 @@ def test_settings_that_are_not_served(
             LLAMA,
             IN_LLAMA | {"ssm_cfg": {"ngroups": 6, "d_state": 8}, "d_inner": 48},
             UnsupportedModel,
-            "d_inner = 48, which is not served",
+            "d_inner = 48, which is not supported",
         ),
     ],
 )
@@ -378,7 +378,7 @@ def test_llamas_distilled_into_mamba_1(tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.0.mamba.in_proj_x.weight"] = torch.zeros(16, 32)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(UnsupportedModel, match="distilled into Mamba-1, which are not served"):
+    with pytest.raises(UnsupportedModel, match="distilled into Mamba-1, which are not supported"):
         load(folder)
 
 

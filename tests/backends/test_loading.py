@@ -157,7 +157,7 @@ def test_a_model_that_fails_both_ways_is_refused() -> None:
     )
     encoder = hf.BertLMHeadModel(config).eval()
     for _ in range(2):
-        with pytest.raises(UnsupportedModel, match="BertLMHeadModel cannot go on from its own cache"):
+        with pytest.raises(UnsupportedModel, match="BertLMHeadModel cannot continue from its own cache"):
             load(encoder)
 
 
@@ -169,7 +169,7 @@ def test_families_that_no_backend_serves() -> None:
         load(t5.eval())
     rwkv = hf.RwkvConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2)
     with pytest.raises(
-        UnsupportedModel, match=r"layers that are not known \(RwkvBlock\); those served are .*BambaMixer"
+        UnsupportedModel, match=r"layers that are not known \(RwkvBlock\); supported are .*BambaMixer"
     ):
         load(hf.RwkvForCausalLM(rwkv).eval())
 

@@ -152,7 +152,7 @@ def test_paths_serve_where_transformers_goes_on_from_a_state() -> None:
     assert isinstance(load(build("bamba"), attention="paths"), UnrolledBackend)
     # Its scan over many tokens begins anew.
     with pytest.raises(
-        UnsupportedModel, match=r'Backend does not decode what MambaForCausalLM .*attention="auto"'
+        UnsupportedModel, match=r'Backend does not decode as MambaForCausalLM .*attention="auto"'
     ):
         load(build("mamba"), attention="paths")
 
@@ -167,7 +167,7 @@ def test_layers_of_an_unknown_kind_are_named() -> None:
     model = build("bamba")
     known = type(model.model.layers[0].mamba)
     model.model.layers[0].mamba.__class__ = type("FreshMixer", (torch.nn.Module,), dict(vars(known)))
-    with pytest.raises(UnsupportedModel, match=r"parts \(.*FreshMixer.*\) is known; those served are"):
+    with pytest.raises(UnsupportedModel, match=r"parts \(.*FreshMixer.*\) is known; supported are"):
         HybridBackend(model)
     # But a path in every row serves it.
     assert isinstance(load(model), UnrolledBackend)

@@ -1,4 +1,4 @@
-"""Models inside wrappers, and models whose layers round by what else is in a pass."""
+"""Models inside wrappers, and models whose layers round by the other tokens of a pass."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_eight_bit_activations_are_judged_by_a_tolerance_of_their_own(
     model = torch.ao.quantization.quantize_dynamic(tiny(), {torch.nn.Linear}, dtype=torch.qint8)
     with caplog.at_level(logging.WARNING):
         assert type(load(model)) is TransformerBackend
-    assert "rounds its activations by what else is in a pass" in caplog.text
+    assert "rounds its activations by the other tokens of a pass" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from tests.framework.decoding import DRAFT, PROMPTS, TARGET, decoder, sequential
         ([[1.5]], "holds 1.5; token ids are integers"),
         ([[True]], "holds True"),
         (["ab"], "row 0 is 'ab'"),
-        ([1, 2, 3], "a list with one list of tokens a row"),
+        ([1, 2, 3], "a list with one list of tokens per row"),
         (7, "input_ids is 7"),
     ],
 )
@@ -44,7 +44,7 @@ def test_what_is_no_prompt_is_one_sentence(prompts, message):
         ({"seed": 1.5}, "seed is 1.5"),
         ({"seed": "1"}, "seed is '1'"),
         ({"seed": [1.0]}, "seed is 1.0"),
-        ({"attention_mask": torch.ones(1, 1)}, "attention_mask goes with a tensor"),
+        ({"attention_mask": torch.ones(1, 1)}, "attention_mask was given with token lists"),
     ],
 )
 def test_loose_options_are_one_sentence(options, message):
@@ -156,5 +156,5 @@ def test_logits_that_were_padded_to_another_width_draft_all_the_same(width):
 
 
 def test_widths_further_apart_are_two_tokenizers():
-    with pytest.raises(IncompatibleModels, match="more apart than padding"):
+    with pytest.raises(IncompatibleModels, match="which padding does not explain"):
         decoder(draft=ModelDrafter(ToyBackend(ToyModel(6))))

@@ -132,7 +132,7 @@ def test_unusable_options_are_refused(options, message):
 def test_a_mask_must_fit_the_ids():
     with pytest.raises(InvalidInput, match="attention_mask has shape"):
         decoder().generate(torch.tensor([[1, 2]]), torch.ones(1, 3))
-    with pytest.raises(InvalidInput, match="attention_mask is 0 throughout row 1"):
+    with pytest.raises(InvalidInput, match="attention_mask is 0 for all tokens of row 1"):
         decoder().generate(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[0, 1], [0, 0]]))
 
 

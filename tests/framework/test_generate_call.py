@@ -39,7 +39,7 @@ def test_a_wrapped_generate_tells_as_much(times, named, monkeypatch):
     assert torch.equal(model("llama").generate(IDS, **options, **told, custom_generate=loop()), expected)
     assert shown.ends == 1
     assert shown.prompt is not None
-    with pytest.raises(InvalidInput, match="assistant_model asks for another way"):
+    with pytest.raises(InvalidInput, match="assistant_model asks for another decoding method"):
         model("llama").generate(IDS, **options, assistant_model=draft(), custom_generate=loop())
     embeddings = {"inputs_embeds": model("llama").get_input_embeddings()(IDS) * 2}
     expected = model("llama").generate(IDS, **options, **embeddings)
@@ -66,7 +66,7 @@ def test_the_loops_own_generate_sees_every_argument(told, monkeypatch):
     stops = {"stop_strings": [stop], "tokenizer": tokenizer()}
     cut = model("llama").generate(IDS, **options, **stops)
     assert torch.equal(speculative.generate(model("llama"), IDS, **options, **stops), cut)
-    with pytest.raises(InvalidInput, match="assistant_model asks for another way"):
+    with pytest.raises(InvalidInput, match="assistant_model asks for another decoding method"):
         speculative.generate(model("llama"), IDS, **options, assistant_model=draft())
     with pytest.raises(InvalidInput, match="leave it out"):
         speculative.generate(model("llama"), IDS, custom_generate=loop())

@@ -130,7 +130,7 @@ def test_caches_that_cannot_be_read_say_so():
         goes_on(filled(target, ids, mask))
     other = filled(target, ids[:, :3], mask[:, :3])
     other.layers[1] = type("OtherLayer", (type(other.layers[1]),), {})()
-    with pytest.raises(InvalidInput, match="Layer 1 of past_key_values is a OtherLayer, which is not read"):
+    with pytest.raises(InvalidInput, match="past_key_values is a OtherLayer, which is not supported"):
         goes_on(other)
     with pytest.raises(InvalidInput, match="holds 2 rows and 1 were given; give one text for each"):
         goes_on(filled(target, ids[:, :3].repeat(2, 1), mask[:, :3].repeat(2, 1)))

@@ -189,7 +189,7 @@ def test_what_cannot_be_given_is_refused():
         {"prefill_chunk_size": 2},
         {"past_key_values": kept},
     ):
-        with pytest.raises(InvalidInput, match="output_attentions=True gives the steps of generate"):
+        with pytest.raises(InvalidInput, match="output_attentions=True is supported with a dynamic cache"):
             eager("llama").generate(ids, **asked, **options, output_attentions=True)
     recurrent = [model(kind) for kind in ("mamba2", "bamba", "qwen3_next")]
     recurrent.append(tiny(hf.Lfm2Config, layer_types=["conv", "full_attention"]))

@@ -201,7 +201,7 @@ def test_a_text_that_goes_on_takes_no_images(speculative):
     model, inputs = made("llava"), pictured("llava")
     ids = torch.tensor([[3, 4, 9]])
     kept = model.generate(ids, **PLAIN, return_dict_in_generate=True, custom_generate=speculative)
-    with pytest.raises(InvalidInput, match="goes on with a text, and encoded image was given too"):
+    with pytest.raises(InvalidInput, match="continues a text, and encoded image was given too"):
         model.generate(
             inputs["input_ids"][:1],
             pixel_values=inputs["pixel_values"][:1],

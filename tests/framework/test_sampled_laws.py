@@ -147,7 +147,7 @@ def test_every_row_has_its_own_constraint():
 @pytest.mark.parametrize(
     ("masks", "message"),
     [
-        (lambda n, vocab: torch.zeros(n, vocab, dtype=torch.bool), "leaves no token open"),
+        (lambda n, vocab: torch.zeros(n, vocab, dtype=torch.bool), "allows no token"),
         (lambda n, vocab: torch.ones(n, vocab), "it must give bool"),
         (lambda n, vocab: torch.ones(n, vocab - 1, dtype=torch.bool), "it must give bool"),
         (lambda n, vocab: torch.ones(n, vocab, dtype=torch.bool), "advance.. and masks.. disagree"),

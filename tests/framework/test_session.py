@@ -144,7 +144,9 @@ def test_a_row_is_cancelled_wherever_it_stands_and_the_others_go_on(target):
             session.text(stays)
         again = session.add([1])
         for wrong in (stays, again):
-            with pytest.raises(InvalidInput, match=f"Row {wrong} is still held, or never existed"):
+            with pytest.raises(
+                InvalidInput, match=f"Row {wrong} is still being written or kept, or never existed"
+            ):
                 session.forget(wrong)
 
 

@@ -432,7 +432,7 @@ def test_a_lossy_verifier_is_told_how_lossy_it_is():
     checks = dict(checks_for(create("verifiers", "typical")))
     said = checks["lossiness-Deterministic"]() or ""
     assert (
-        "off by up to 0.95; 2.40 tokens a round over chains of 2, where recursive rejection gives 1.71"
+        "off by up to 0.95; 2.40 tokens per round over chains of 2, where recursive rejection gives 1.71"
         in said
     )
     assert not any(name.startswith("lossiness") for name, _ in checks_for(create("verifiers", "block")))

@@ -195,7 +195,7 @@ def test_what_cannot_be_gone_on_from_is_told():
     with pytest.raises(InvalidInput, match="holds one text and 2 rows were given"):
         target.generate(two, **GREEDY, custom_generate=speculative, past_key_values=past)
     assert cache_of(target.generate(two, **GREEDY, custom_generate=speculative)) is None
-    with pytest.raises(InvalidInput, match="holds a text for draft trees and no keys"):
+    with pytest.raises(InvalidInput, match="was made by draft trees and holds no keys"):
         written(target, [*past.tokens, 5], past_key_values=past)
     looked_up = create("drafters", "prompt-lookup", {"vocab_size": VOCAB})
     for plain, ours in turns([{}] * 3, speculative=loop(looked_up)):

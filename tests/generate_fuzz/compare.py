@@ -32,7 +32,7 @@ REFUSALS: dict[str, set[str]] = {
     "^The processor Counts .* which a tree of drafts cannot follow": {"counting_processor"},
     "^The processor UnbatchedClassifierFreeGuidance.* cannot follow": {"guidance"},
     "^The processor SynthID.* cannot follow": {"synthid"},
-    "^custom_generate= decodes by draft trees, and .* asks? for another way": {
+    "^custom_generate= decodes by draft trees, and .* asks? for another decoding method": {
         "assistant",
         "beams",
         "contrastive",

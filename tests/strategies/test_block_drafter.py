@@ -163,7 +163,7 @@ def test_a_sampled_and_a_greedy_text_come_out_with_any_weights():
     [
         ({"hidden_size": 8}, "made for states of width 8, but the target's is 16"),
         ({"vocab_size": 24}, "made for a vocabulary of 24, but the target's is 23"),
-        ({"target_layers": 6}, "made for layers numbering 6, but the target's is 5"),
+        ({"target_layers": 6}, "made for a target of 6 layers, and this one has 5"),
     ],
 )
 def test_a_head_of_another_target_is_refused(changes, message):

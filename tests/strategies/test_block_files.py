@@ -116,7 +116,7 @@ def test_defaults_of_the_taps_and_keys_at_the_top() -> None:
         (described(enable_confidence_head=1), "enable_confidence_head is 1 in here; give true or false"),
         (changed({"projector_type": "xpress"}), "projector_type is 'xpress'"),
         (changed({"projector_type": "domino"}), "gru_hidden_dim is None"),
-        (changed({"emb_dim": 4}), "the key 'emb_dim', which is one of Domino drafters"),
+        (changed({"emb_dim": 4}), "the key 'emb_dim', which belongs to Domino drafters"),
         (described(target_hidden_size=8), "width is 16 and its target's 8, so it needs a table of words"),
         (described(draft_vocab_size=20), "proposes 20 of 23 tokens and has no separate"),
         (described(block_size=1), "block_size is 1, so that nothing is guessed"),
@@ -215,7 +215,7 @@ def test_what_speculators_files_leave_out() -> None:
     [
         (of_speculators(speculators_model_type="dflash2"), "describes a 'dflash2' head"),
         (of_speculators(conv_kernel_size=2), "the key 'conv_kernel_size', which is not known here"),
-        (of_speculators(markov_rank=4), "the key 'markov_rank', which is one of DSpark drafters"),
+        (of_speculators(markov_rank=4), "the key 'markov_rank', which belongs to DSpark drafters"),
         (of_layers(query_scale=2), "the key 'query_scale', which is not known here"),
         (of_layers(attention_bias=True), "attention_bias is True"),
         (of_layers(model_type="llama"), "model_type is 'llama' in here; layers of qwen3"),

@@ -191,7 +191,7 @@ def test_a_long_text_is_not_walked_again(adapter, monkeypatch):
 @pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.parametrize("what", ["regex", "grammar", "json_schema"])
 def test_what_cannot_be_served_is_one_sentence(adapter, what):
-    with pytest.raises(InvalidInput, match=r"cannot serve this constraint: .*[^.]\.$") as raised:
+    with pytest.raises(InvalidInput, match=r"does not support this constraint: .*[^.]\.$") as raised:
         getattr(adapter, what)(
             {"regex": "a(", "grammar": "root ::= x y z", "json_schema": "{"}[what], TOKENIZER
         )

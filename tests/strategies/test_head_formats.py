@@ -216,8 +216,8 @@ def test_a_description_that_is_refused(kind: Format, edit: Edit, sentence: str, 
 BAD_TENSORS: list[tuple[Edit, str]] = [
     (lambda t: t.pop("norm.weight"), "lacks norm.weight"),
     (lambda t: t.pop("midlayer.mlp.up_proj.weight"), "lacks midlayer.mlp.up_proj.weight"),
-    (lambda t: t.update({"input_norm.weight": torch.ones(48)}), "knows nothing of: input_norm.weight"),
-    (lambda t: t.update({"fc.bias": torch.ones(16)}), "knows nothing of: fc.bias"),
+    (lambda t: t.update({"input_norm.weight": torch.ones(48)}), "does not mention: input_norm.weight"),
+    (lambda t: t.update({"fc.bias": torch.ones(16)}), "does not mention: fc.bias"),
     (lambda t: t.update({"fc.weight": torch.ones(16, 32)}), r"fc.weight .* shape \(16, 32\), .* \(16, 48\)"),
     (lambda t: t.update({"lm_head.weight": torch.ones(18, 16)}), r"lm_head.weight .* shape \(18, 16\)"),
     (lambda t: t.update({"norm.weight": torch.ones(16, dtype=torch.int8)}), "norm.weight .* is int8"),
@@ -267,7 +267,7 @@ def test_pickles_and_folders_without_a_head(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no JSON object"):
         load_head(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(InvalidInput, match="not sound JSON"):
+    with pytest.raises(InvalidInput, match="not valid JSON"):
         load_head(tmp_path)
     with pytest.raises(InvalidInput, match="format is 'onnx'"):
         save_head(random_head(), tmp_path, target="big", format="onnx")  # type: ignore[arg-type]

@@ -69,9 +69,12 @@ def test_keys_that_change_nothing(more: dict[str, Any], tmp_path: Path) -> None:
         ({"is_encoder_decoder": True}, "is_encoder_decoder is True"),
         ({"mlp_bias": True}, "mlp_bias is True"),
         ({"num_aux_hidden_states": 4}, "num_aux_hidden_states is 4 .* which taps 3 layers"),
-        ({"markov_rank": 4}, "'markov_rank', which is one of DSpark drafters"),
-        ({"kv_lora_rank": 4}, "'kv_lora_rank', which is one of layers with latent attention"),
-        ({"embedding_scale": 2.0}, "'embedding_scale', which is not known here .* keys docs/heads.md lists"),
+        ({"markov_rank": 4}, "'markov_rank', which belongs to DSpark drafters"),
+        ({"kv_lora_rank": 4}, "'kv_lora_rank', which belongs to layers with latent attention"),
+        (
+            {"embedding_scale": 2.0},
+            "'embedding_scale', which is not known here .* keys docs/head-formats.md lists",
+        ),
         ({"eagle_config": {"use_last_layernorm": False}}, "use_last_layernorm is False in eagle_config of"),
         ({"eagle_config": {"depth": 2}}, "eagle_config of .* has the key 'depth'"),
         (

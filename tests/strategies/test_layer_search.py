@@ -59,7 +59,7 @@ def build_deep() -> Any:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"count": 0, "text": [1, 2]}, "count is 0; of 2 layers give 1 to 1"),
+        ({"count": 0, "text": [1, 2]}, "count is 0; give a number of layers to skip from 1 to 1"),
         ({"count": 2, "text": [1, 2]}, "count is 2"),
         ({"count": 1, "text": [1]}, r"1 token\(s\)"),
     ],

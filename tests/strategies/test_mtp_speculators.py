@@ -90,7 +90,7 @@ def test_it_drafts_and_the_text_is_the_targets(tmp_path: Path) -> None:
     [
         ({"num_nextn_predict_layers": 2}, UnsupportedModel, "num_nextn_predict_layers is 2"),
         ({"transformer_layer_config": None}, InvalidInput, "transformer_layer_config is None"),
-        ({"norm_output": True}, InvalidInput, "'norm_output', which is one of EAGLE-3 heads"),
+        ({"norm_output": True}, InvalidInput, "'norm_output', which belongs to EAGLE-3 heads"),
         ({"transformer_config": {}}, InvalidInput, "the key 'transformer_config', which is not known"),
         ({"transformer_layer_config": {"model_type": "qwen2"}}, UnsupportedModel, "model_type is 'qwen2'"),
     ],

@@ -176,7 +176,7 @@ def test_damaged_files_are_refused(tmp_path, name, harm):
     [
         (
             {"version": 2},
-            "is of version 2, and what can be read is version 1; build it again with `draftwood index`",
+            "is of version 2, and this draftwood reads version 1; build it again with `draftwood index`",
         ),
         ({"format": "other"}, "does not describe one"),
         ({"tokens": 7}, "does not fit the other files"),
@@ -261,7 +261,7 @@ def test_tokens_that_are_no_integers_are_refused():
 def test_an_index_over_more_tokens_than_the_target_has_is_refused():
     index = index_of([[0, 1]], 5)
     assert RetrievalDrafter(index, 6).vocab_size == 6  # a target may pad its vocabulary
-    with pytest.raises(IncompatibleModels, match="over 5 tokens and the target has 4; build the index with"):
+    with pytest.raises(IncompatibleModels, match="of 5 tokens and the target has 4; build the index with"):
         RetrievalDrafter(index, 4)
 
 

@@ -286,7 +286,7 @@ def test_heads_on_another_backend_than_the_decoders():
     decoder = SpeculativeDecoder(
         ToyBackend(TARGET), MedusaHeads(toy_target(TARGET), random_heads()), Chain(2), RecursiveRejection()
     )
-    with pytest.raises(InvalidInput, match=r"target holds 0 row\(s\), not the 1 .*very backend"):
+    with pytest.raises(InvalidInput, match=r"target holds 0 row\(s\), not the 1 .*same backend object"):
         decoder.generate([[0, 1]], max_new_tokens=3)
 
 

@@ -201,7 +201,7 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path):
 
 
 def test_a_cache_for_another_vocabulary_is_refused():
-    with pytest.raises(IncompatibleModels, match="over 5 tokens and the target has 4; give a cache of this"):
+    with pytest.raises(IncompatibleModels, match="of 5 tokens and the target has 4; give a cache of this"):
         CachedSuffixes(4, SuffixCache(5))
 
 

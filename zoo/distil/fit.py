@@ -79,7 +79,9 @@ def fit(target: Any, draft: Any, shards: Iterable[Rows], *, tokens_at_once: int 
         for tokens in shard.tokens.split(max(1, tokens_at_once // shard.tokens.shape[1])):
             _add(sums, target, draft, attrs.evolve(shard, tokens=tokens))
     if len(temperatures) != 1 or not sums.positions:
-        raise InvalidInput(f"the rows have the temperatures {sorted(temperatures)}; give rows of one.")
+        raise InvalidInput(
+            f"the rows have the temperatures {sorted(temperatures)}; give rows of one temperature."
+        )
     drawn, kept = sums.drawn.tolist(), sums.kept.tolist()
     return Fit(
         temperature=temperatures.pop(),

@@ -129,7 +129,9 @@ def agreement(
             kept += (chances * weights).sum((1, 2))
             total += weights.sum((1, 2))
     if len(temperatures) != 1 or not total.all():
-        raise InvalidInput(f"the rows have the temperatures {sorted(temperatures)}; give rows of one.")
+        raise InvalidInput(
+            f"the rows have the temperatures {sorted(temperatures)}; give rows of one temperature."
+        )
     return Agreement(
         temperature=temperatures.pop(),
         positions=round(float(total[0])),

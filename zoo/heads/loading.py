@@ -53,7 +53,7 @@ def load_for(name: str | PathLike[str], target: StateBackend) -> CheckedHead:
         if head.config.markov_type == "rnn" and not head.config.root_guesses:
             raise InvalidInput(
                 f"{str(folder)!r} corrects by a recurrence from a slot that guesses nothing; such drafters "
-                "run, and are not checked."
+                "can be used, but not checked."
             )
     else:
         head = load_peagle(folder) if is_peagle(folder) else load_head(folder)

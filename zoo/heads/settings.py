@@ -184,7 +184,7 @@ def compared(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, depths:
         InvalidInput: a text that is too short, or none.
     """
     if not prompts or any(rows.tokens.shape[1] < 4 for rows in prompts):
-        raise InvalidInput("A text of four tokens or more after each of the prompts is needed; give some.")
+        raise InvalidInput("Each prompt needs a text of four tokens or more after it; give longer texts.")
     if isinstance(head, BlockHead):
         depths = min(depths, max(head.config.block_size - 1, 1))
     if isinstance(head, PEagleHead):

@@ -46,8 +46,8 @@ def widened_head(head: Module, narrow: PreTrainedModel, wide: PreTrainedModel) -
     """
     if not isinstance(head, Eagle3Head | BlockHead):
         raise UnsupportedModel(
-            f"{type(head).__name__} reads its own states as it reads its target's and so is as wide; give an "
-            "EAGLE-3 head or a block drafter."
+            f"{type(head).__name__} reads its own states as it reads its target's, so it must be as wide as "
+            "its target; give an EAGLE-3 head or a block drafter."
         )
     old, new = narrow.config, wide.config
     kept = old.model_type == new.model_type and old.vocab_size == new.vocab_size

@@ -33,5 +33,5 @@ def check_lossiness(verifier: Verifier, law: type[Proposal], models: int) -> str
     compared_with = f", where recursive rejection gives {without:.2f}" if compared else ""
     return (
         f"lossy, as declared: the probability of {_TOKENS} tokens is off by up to {error:.2g}; {tokens:.2f} "
-        f"tokens a round over chains of 2{compared_with} (mean of {len(toys)} toy models)"
+        f"tokens per round over chains of 2{compared_with} (mean of {len(toys)} toy models)"
     )

@@ -174,8 +174,7 @@ def _kind(
         return backend_checks(strategy, oracle)  # type: ignore[arg-type]
     if oracle is not None:
         raise InvalidInput(
-            f"{type(strategy).__name__} is no backend and no drafter, so there is nothing for an oracle to "
-            "say; leave it out."
+            f"{type(strategy).__name__} is no backend and no drafter, so it needs no oracle; leave it out."
         )
     if Verifier in bases:
         from draftwood.testing.checks.verifier_checks import verifier_checks

@@ -34,7 +34,7 @@ def likely_mistake(
     if not bool(((logits == -torch.inf) | logits.isfinite()).all()):
         return "the logits hold NaN or +inf."
     if not bool(logits.isfinite().any()):
-        return "nothing is proposed (-inf throughout): the answer stands in another place, or is none."
+        return "every logit is -inf: the answer is at another index, or missing."
     for mistake, other in others:
         if difference(logits, other) <= tolerance:
             return mistake

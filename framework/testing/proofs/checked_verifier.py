@@ -96,7 +96,7 @@ def malformed(outcome: object, tree: TokenTree, target_probs: Tensor, verifier: 
         return f"returns {type(outcome).__name__} instead of an Outcome"
     path, parents = outcome.path, tree.parents.tolist()
     if not path or any(not 0 <= node < len(tree) for node in path):
-        return f"accepts the path {path}, which is none in {len(tree)} nodes"
+        return f"accepts the path {path}, which is not in a tree of {len(tree)} nodes"
     if [parents[node] for node in path] != [-1, *path[:-1]]:
         return f"accepts {path}, which is no path from the root"
     if list(outcome.tokens) != tree.tokens[list(path)].tolist():

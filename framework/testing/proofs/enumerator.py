@@ -64,8 +64,8 @@ class Enumerator(Randomness):
         outcome = self.script[position] if position < len(self.script) else 0
         if outcome >= len(weights):
             raise UnseenChance(
-                "A run came to another choice than the one before it, by the same outcomes; it draws from a "
-                "source that is not enumerated. Take all chance from rng, or give samples=."
+                "A repeated run reached another choice after the same outcomes, so it draws from a source "
+                "that is not enumerated. Take all chance from rng, or give samples=."
             )
         self._choices.append((outcome, len(weights)))
         self.weight *= weights[outcome]

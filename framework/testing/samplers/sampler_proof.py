@@ -100,8 +100,8 @@ class SamplerReport:
         if self.fault_chance < 1e-6 and self.error < 1e-6:
             return (
                 f" The fault shows with probability {self.fault_chance:.1g} a draft, where a uniform is "
-                "exactly 0 or 1, at a tie or in a last digit: a user sees no bias, and once in so many "
-                "drafts a token that cannot be."
+                "exactly 0 or 1, at a tie or in a last digit: a user sees no bias, but once in so many "
+                "drafts an impossible token."
             )
         return f" The fault shows with probability {self.fault_chance:.1g} a draft."
 
