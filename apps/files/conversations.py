@@ -120,7 +120,7 @@ def _joined(content: Any) -> Any:
     """Returns the text of a message in parts; anything else as it is."""
     if not isinstance(content, list) or not content:
         return content
-    parts = [
+    parts: list[Any] = [
         part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
         for part in content
     ]

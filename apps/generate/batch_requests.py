@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from draftwood.apps.files.datasets import HalfCharacter, WrongField
+from draftwood.apps.files.conversations import HalfCharacter, WrongField
 from draftwood.apps.files.text_input import HALF
 from draftwood.apps.models.asked import BatchRequest, Chat, Kind, Prompt, PromptLine, Row, TextSettings
 from draftwood.base.errors import InvalidInput, nearest

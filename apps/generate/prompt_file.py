@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from draftwood.apps.files import datasets
+from draftwood.apps.files.conversations import HalfCharacter, WrongField
 from draftwood.apps.files.text_input import HALF, read_text
 from draftwood.apps.generate import batch_requests
 from draftwood.apps.models.asked import PromptLine, Row
@@ -86,10 +87,10 @@ def _json_lines(file: Path, text: str) -> Iterator[tuple[PromptLine, dict[str, A
                 line = batch_requests.read(row, number=number)
             else:
                 line = _line(row, layout, number=number)
-        except datasets.HalfCharacter as wrong:
+        except HalfCharacter as wrong:
             reason = f"Line {place} of the prompts, column {wrong.column(words)}: {wrong}."
             line = _refused(row, layout, reason, number=number)
-        except datasets.WrongField as wrong:
+        except WrongField as wrong:
             raise InvalidInput(f"{str(file)!r}, line {place}: {wrong}.") from None
         yield line, row
 
@@ -107,7 +108,7 @@ def _line(row: dict[str, Any], layout: str, *, number: int) -> PromptLine:
     kept = _kept(row, layout)
     prompt = datasets.LAYOUTS[layout].prompt(row)
     if prompt.later:
-        raise datasets.WrongField(
+        raise WrongField(
             f"prompt {number + 1} is a conversation of several turns; give single prompts, or use draftwood "
             "bench"
         )
@@ -131,13 +132,11 @@ def _kept(row: Mapping[str, Any], layout: str) -> dict[str, Any]:
     """
     kept = {name: value for name, value in row.items() if name != "prompt" or layout != "prompt"}
     if taken := next((name for name in kept if name in WRITTEN or name == "prompt"), None):
-        raise datasets.WrongField(
+        raise WrongField(
             f'the field "{taken}" has the name of a field that --out writes; give it another name'
         )
     try:
         parse_json(json.dumps(kept).encode())
     except (ValueError, RecursionError) as error:
-        raise datasets.WrongField(
-            f"a field cannot be kept in --out ({error}); take it out of the line"
-        ) from None
+        raise WrongField(f"a field cannot be kept in --out ({error}); take it out of the line") from None
     return kept

@@ -97,7 +97,8 @@ class Loader:
 
     def backend(self, name: str, *, offload: Path | None = None) -> StateBackend:
         if own_model.is_own(name):
-            return self.own(name, self._made.pop(name, None) or own_model.make(name), offload=offload)
+            made = self._made.pop(name) if name in self._made else own_model.make(name)
+            return self.own(name, made, offload=offload)
         check_no_head(locate(name))
         return registry.load(
             locate(name),

@@ -34,8 +34,9 @@ def most_gain(spec: Spec, trial: TuneTrial, costs: PassCosts) -> float:
     draft = costs.draft(1) if costs.draft is not None and by_model else 0.0
     target, nodes = costs.target, spec.budget
     if trial.loaded.loader.engine is not EngineName.eager:  # an engine may run all levels in one call
-        return (nodes + 1) * target(1) / (draft + target(nodes + 1))
-    return max((deep + 1) * target(1) / (deep * draft + target(nodes + 1)) for deep in range(1, nodes + 1))
+        return float((nodes + 1) * target(1) / (draft + target(nodes + 1)))
+    gains = ((deep + 1) * target(1) / (deep * draft + target(nodes + 1)) for deep in range(1, nodes + 1))
+    return float(max(gains))
 
 
 def number_of(count: int, noun: str) -> str:
@@ -98,7 +99,7 @@ class Candidates:
     def _expected(self, tokens: int) -> float:
         """Returns the seconds for so many tokens by every candidate, if half of them were drafted."""
         passes = sum(self.costs.target(1 + (spec.budget or 16)) for spec in self.running)
-        return passes * tokens / 2
+        return float(passes * tokens / 2)
 
     def _written(self, prompts: Sequence[Sequence[int]], tokens: int, until: float) -> Iterator[str]:
         """Yields the label of a candidate after each of its texts; gives up the weak ones after a prompt."""

@@ -82,6 +82,8 @@ class Context:
         self._lib = library()
         self._weights, self._settings = weights, settings
         self._cells = self._sequences = 0
+        self._memory: Any = None
+        self._free: Any = None
         self.reserve(cells=1, sequences=1)
         if not self._memory:
             raise UnsupportedModel(

@@ -17,7 +17,7 @@ _NO_VOCABULARY = 0
 """llama.cpp's number of files without a tokenizer."""
 
 
-class GgufTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
+class GgufTokenizer(PreTrainedTokenizer):
     """A tokenizer whose token ids and texts are llama.cpp's; transformers renders chat templates."""
 
     model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012 - transformers' own declaration
@@ -33,7 +33,7 @@ class GgufTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
         self._numbers = {self._words[number]: number for number in numbers if not kinds[number] & UNUSED}
         self._control = {number for number in numbers if kinds[number] & CONTROL}
         template = lib.llama_model_chat_template(weights.handle, None)
-        super().__init__(
+        super().__init__(  # type: ignore[no-untyped-call]  # transformers has no types here
             bos_token=self._named(lib.llama_vocab_bos(vocabulary)),
             eos_token=self._named(lib.llama_vocab_eos(vocabulary)),
             pad_token=self._named(lib.llama_vocab_pad(vocabulary)),
@@ -60,16 +60,16 @@ class GgufTokenizer(PreTrainedTokenizer):  # type: ignore[misc]
         return self._text([self._convert_token_to_id(word) for word in tokens], special=True)
 
     def _encode_plus(
-        self, text: Any, *args: Any, add_special_tokens: bool = True, **options: Any
+        self, text: Any, text_pair: Any = None, add_special_tokens: bool = True, **options: Any
     ) -> BatchEncoding:
         if not isinstance(text, str):
-            return super()._encode_plus(text, *args, add_special_tokens=add_special_tokens, **options)
+            return super()._encode_plus(text, text_pair, add_special_tokens, **options)
         numbers = self._encoded(text, special=add_special_tokens)
         if not numbers:
             return BatchEncoding({"input_ids": [], "attention_mask": []})
-        return super()._encode_plus(numbers, *args, add_special_tokens=False, **options)
+        return super()._encode_plus(numbers, text_pair, False, **options)
 
-    def tokenize(self, text: str, **options: Any) -> list[str]:
+    def tokenize(self, text: str, **options: Any) -> list[str]:  # type: ignore[override]
         """Returns the words of a text."""
         return [self._words[number] for number in self._encoded(text, special=False)]
 

@@ -84,14 +84,17 @@ class RowInputs:
         """Columns `[rows, nodes]` of uncommitted nodes at these slots, hidden columns included."""
         if not self.hidden:
             return slots
-        return slots + np.array([len(columns) for columns in self.hidden])[:, None]
+        hidden = np.array([len(columns) for columns in self.hidden], np.int64)
+        found: NDArray[np.int64] = slots + hidden[:, None]
+        return found
 
     def slots(self, columns: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the first slot at or after each of these columns, `[rows, nodes]`."""
         if not self.hidden:
             return columns
         before = [np.searchsorted(hidden, row) for hidden, row in zip(self.hidden, columns, strict=True)]
-        return columns - np.stack(before)
+        found: NDArray[np.int64] = columns - np.stack(before)
+        return found
 
     def options(self, nodes: int) -> dict[str, Any]:
         """The constants as keyword arguments of a pass over so many nodes of every row."""

@@ -27,7 +27,7 @@ def experts_touched(
     Returns:
         Pairs of a size and the experts; none for a model without experts.
     """
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     experts, chosen = _number(text, _EXPERTS), _number(text, _CHOSEN)
     if experts < 2 or not chosen:

@@ -83,7 +83,7 @@ class RoundLoop:
             trees = self.target.ranks.agreed_trees(trees)
 
         scoring = perf_counter()
-        nodes = as_batch(trees)
+        nodes: tuple[Tensor, Tensor, Sequence[int]] = as_batch(trees)
         if not batch.all:
             nodes = batch.nodes(*nodes)
         of_places = self.target.extend(*nodes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -123,7 +123,12 @@ def _between(at: float, values: Sequence[tuple[int, Float[np.ndarray, "..."]]]) 
     number = next(number for number, (place, _) in enumerate(values) if place > at)
     (low, below), (high, above) = values[number - 1], values[number]
     share = (at - low) / (high - low)
-    return (1 - share) * below + share * above
+    between: Float[np.ndarray, "..."] = (1 - share) * below + share * above
+    return between
+
+
+def _as_pairs(pairs: Iterable[tuple[Any, Any]]) -> tuple[tuple[int, float], ...]:
+    return tuple((int(tokens), float(touched)) for tokens, touched in pairs)
 
 
 def _as_table(value: Any) -> Any:
@@ -162,9 +167,7 @@ class PassCosts:
         converter=_as_table,
         validator=attrs.validators.optional(attrs.validators.instance_of(PassTable)),
     )
-    experts: tuple[tuple[int, float], ...] = attrs.field(
-        default=(), converter=lambda pairs: tuple((int(tokens), float(touched)) for tokens, touched in pairs)
-    )
+    experts: tuple[tuple[int, float], ...] = attrs.field(default=(), converter=_as_pairs)
     machine: str = ""
 
     @classmethod

@@ -76,7 +76,8 @@ def grow(
     given: list[Any] = [state] if policy.learns else []
     if not policy.reads_row:
         return policy.grow(root, rng, *given)
-    return cast(Any, policy).grow(root, rng, *given, view=_viewed(policy, view))
+    growing: Growing = cast(Any, policy).grow(root, rng, *given, view=_viewed(policy, view))
+    return growing
 
 
 def growth(

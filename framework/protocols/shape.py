@@ -61,7 +61,8 @@ def _check_member(strategy: object, name: str, declared: Any) -> None:
 
 def _check_arguments(kind: str, name: str, own: FunctionType, declared: FunctionType) -> None:
     """Raise unless the method can be called as its protocol is, with all arguments."""
-    positional, by_keyword = [], {}
+    positional: list[Any] = []
+    by_keyword: dict[str, Any] = {}
     for parameter in inspect.signature(declared).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY:
             by_keyword[parameter.name] = None

@@ -71,7 +71,7 @@ class Growth:
             for row, asked in enumerate(self._asked):
                 if asked is not None:
                     tokens[row, : counts[row]], parents[row, : counts[row]] = asked.tokens, asked.parents
-            names = [asked and asked.drafter for asked in self._asked]
+            names = [None if asked is None else asked.drafter for asked in self._asked]
             self._requests = Requests(
                 torch.from_numpy(tokens), torch.from_numpy(parents), counts, names if any(names) else ()
             )

@@ -40,7 +40,8 @@ class Rotation:
     def undone(self, states: Tensor) -> Tensor:
         """Returns states `[..., layers * hidden]` of one or more layers in the basis before the rotation."""
         turn = self.matrix.T.to(states)
-        return (states.unflatten(-1, (-1, len(turn))) @ turn).flatten(-2)
+        turned: Tensor = states.unflatten(-1, (-1, len(turn))) @ turn
+        return turned.flatten(-2)
 
 
 def undone(rotation: Rotation | None, states: Tensor) -> Tensor:

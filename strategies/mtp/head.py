@@ -128,8 +128,8 @@ class MtpHead(Module):
         options = self._options(out, positions, attention)
         for block in self.blocks:
             out = block(out, **options)
-        states: Tensor = out if self.layout.family.before_norm else self.norm(out)
-        return states
+        given: Tensor = out if self.layout.family.before_norm else self.norm(out)
+        return given
 
     def keys_values(self, embeddings: Tensor, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the keys and values that attention keeps of pairs; see `PairHead.keys_values`."""

@@ -44,7 +44,8 @@ def load_for(name: str | PathLike[str], target: StateBackend) -> CheckedHead:
     folder = described_in(name)
     known = is_head(folder) or is_block(folder) or is_peagle(folder)
     if not known and (is_layer(folder) or family_of(read_description(folder)) is not None):
-        return Mtp(target, folder).head
+        layer: MtpHead = Mtp(target, folder).head
+        return layer
     folder = folder_of(name)
     head: Eagle3Head | BlockHead | PEagleHead
     if is_block(folder):

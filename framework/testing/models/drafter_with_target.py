@@ -69,7 +69,7 @@ class DrafterWithTarget(Drafter):
         return self.drafter.source
 
     @property
-    def model(self) -> Any:  # type: ignore[override]
+    def model(self) -> Any:
         return self.drafter.model
 
     @property
