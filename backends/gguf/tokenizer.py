@@ -59,7 +59,7 @@ class GgufTokenizer(PreTrainedTokenizer):
         """Returns the text of words."""
         return self._text([self._convert_token_to_id(word) for word in tokens], special=True)
 
-    def _encode_plus(
+    def _encode_plus(  # type: ignore[override]
         self, text: Any, text_pair: Any = None, add_special_tokens: bool = True, **options: Any
     ) -> BatchEncoding:
         if not isinstance(text, str):
