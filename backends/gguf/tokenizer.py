@@ -60,7 +60,11 @@ class GgufTokenizer(PreTrainedTokenizer):
         return self._text([self._convert_token_to_id(word) for word in tokens], special=True)
 
     def _encode_plus(  # type: ignore[override]
-        self, text: Any, text_pair: Any = None, add_special_tokens: bool = True, **options: Any
+        self,
+        text: Any,
+        text_pair: Any = None,
+        add_special_tokens: bool = True,
+        **options: Any,
     ) -> BatchEncoding:
         if not isinstance(text, str):
             return super()._encode_plus(text, text_pair, add_special_tokens, **options)

@@ -119,7 +119,8 @@ def _between(at: float, values: Sequence[tuple[int, Float[np.ndarray, "..."]]]) 
         return least
     if at >= last:
         beyond = (at - last) / (last - first) if last > first else 0.0
-        return most + beyond * np.maximum(most - least, 0)
+        further: Float[np.ndarray, "..."] = most + beyond * np.maximum(most - least, 0)
+        return further
     number = next(number for number, (place, _) in enumerate(values) if place > at)
     (low, below), (high, above) = values[number - 1], values[number]
     share = (at - low) / (high - low)

@@ -51,7 +51,7 @@ def _check_member(strategy: object, name: str, declared: Any) -> None:
         if isinstance(own, property | cached_property) or (own is not None and not _is_method(own)):
             raise InvalidInput(f"{kind}.{name} is an attribute; make it a method, as in the protocol.")
         if isinstance(own, FunctionType) and own is not declared:
-            _check_arguments(kind, name, own, declared)
+            _check_arguments(kind, name, own, declared, *_further(strategy, name))
     elif isinstance(own, FunctionType):
         raise InvalidInput(
             f"{kind}.{name} is a method and is read without a call; put @property above it, or make it an "
@@ -59,15 +59,32 @@ def _check_member(strategy: object, name: str, declared: Any) -> None:
         )
 
 
-def _check_arguments(kind: str, name: str, own: FunctionType, declared: FunctionType) -> None:
-    """Raise unless the method can be called as its protocol is, with all arguments."""
+def _further(strategy: Any, name: str) -> tuple[list[str], list[str]]:
+    """Returns arguments that a policy's declarations add to a method, by position and by keyword."""
+    if TreePolicy not in type(strategy).__mro__ or not strategy.reads_row:
+        return [], []
+    if strategy.scope == "batch":
+        return (["views"], []) if name == "share" else ([], [])
+    return ([], ["view"]) if name == "grow" else ([], [])
+
+
+def _check_arguments(
+    kind: str,
+    name: str,
+    own: FunctionType,
+    declared: FunctionType,
+    further: list[str],
+    named_further: list[str],
+) -> None:
+    """Raise unless the method can be called as its protocol is, with all arguments and these further ones."""
     positional: list[Any] = []
-    by_keyword: dict[str, Any] = {}
+    by_keyword: dict[str, Any] = dict.fromkeys(named_further)
     for parameter in inspect.signature(declared).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY:
             by_keyword[parameter.name] = None
         else:
             positional.append(parameter.name)
+    positional += further
     try:
         inspect.signature(own).bind(*positional, **by_keyword)
     except TypeError as error:

@@ -8,7 +8,7 @@ import pytest
 
 from draftwood import Drafter, InvalidInput, SpeculativeDecoder, StateBackend, TreePolicy, Verifier
 from draftwood.drafters import ModelDrafter
-from draftwood.policies import Chain
+from draftwood.policies import Chain, ThroughputDySpec
 from draftwood.protocols.shape import check_shape
 from draftwood.testing import ToyBackend, ToyModel, checks_for
 from draftwood.verifiers import RecursiveRejection
@@ -53,6 +53,15 @@ class OneRow(NoCommit):
     def commit(self, outcome, row): ...
 
 
+class ReadsRowWithoutView(Chain):
+    reads_row = True
+
+
+class SharesWithoutViews(ThroughputDySpec):
+    def share(self, states):  # type: ignore[override]
+        return [None] * len(states)
+
+
 class Property(ToyBackend):
     @property
     def commit(self):  # type: ignore[override]
@@ -87,6 +96,8 @@ WRONG = [
     (Branches(2), "Branches.branches is a method and is read without a call"),
     (NoVerify(), "NoVerify does not define 'verify', which every Verifier has"),
     (NoRoot(), r"NoRoot.grow cannot be called as grow\(root, rng\)"),
+    (ReadsRowWithoutView(2), r"cannot be called as grow\(root, rng, view=\)"),
+    (SharesWithoutViews(8), r"cannot be called as share\(states, views\)"),
 ]
 
 
@@ -109,6 +120,10 @@ class MoreArguments(ToyBackend):
         return super().extend(ids, above, valid)
 
     max_length = 7
+
+
+def test_a_policy_that_reads_rows_takes_their_views() -> None:
+    check_shape(ThroughputDySpec(8))
 
 
 def test_more_than_the_protocol_asks_is_fine() -> None:
