@@ -53,7 +53,7 @@ def test_the_text_matches_an_expression(draftwood):
 def test_what_cannot_be_served_is_one_sentence(refused, schema, tmp_path, monkeypatch):
     own = ["generate", "--prompt", "Hi", *DRAFT]
     assert "Both --json-schema and --regex" in refused(*own, "--json-schema", schema, "--regex", "a")
-    assert "cannot serve" in refused(*own, "--regex", "a(")
+    assert "does not support this constraint" in refused(*own, "--regex", "a(")
     assert "cannot be read" in refused(*own, "--json-schema", tmp_path / "none.json")
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe")
     assert "not UTF-8" in refused(*own, "--json-schema", tmp_path / "bytes.json")

@@ -116,7 +116,7 @@ def test_defaults_of_the_taps_and_keys_at_the_top() -> None:
         (described(enable_confidence_head=1), "enable_confidence_head is 1 in here; give true or false"),
         (changed({"projector_type": "xpress"}), "projector_type is 'xpress'"),
         (changed({"projector_type": "domino"}), "gru_hidden_dim is None"),
-        (changed({"emb_dim": 4}), "the key 'emb_dim', which belongs to Domino drafters"),
+        (changed({"emb_dim": 4}), "the key 'emb_dim', which is one of Domino drafters"),
         (described(target_hidden_size=8), "width is 16 and its target's 8, so it needs a table of words"),
         (described(draft_vocab_size=20), "proposes 20 of 23 tokens and has no separate"),
         (described(block_size=1), "block_size is 1, so that nothing is guessed"),

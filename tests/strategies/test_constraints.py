@@ -252,7 +252,7 @@ def test_the_packages_own_processor_is_refused_by_name():
 
     compiled = XGrammarConstraint.regex("[a-z ]+", TOKENIZER).compiled
     texts = [RowText.of(torch.tensor([5, 6, 7]))]
-    with pytest.raises(InvalidInput, match="LogitsProcessor fails when it is called again .* constraint="):
+    with pytest.raises(InvalidInput, match="LogitsProcessor fails when it is called again .* constraint "):
         check_processors([LogitsProcessor(compiled)], texts, vocab_size=VOCAB)
 
 
