@@ -88,7 +88,7 @@ def _as_part(option: str, word: str, policy: str) -> str:
 def convert(option: str, word: str, parameter: inspect.Parameter) -> Any:
     """`word` as a value of the parameter's declared type; unchanged if that is not a plain one."""
     types = _type_names(parameter)
-    if word.lower() == "none" and "None" in types:
+    if word.lower() == "none" and ("None" in types or parameter.default is None):
         return None
     if "bool" in types and word.lower() in _WORDS:
         return _WORDS[word.lower()]

@@ -124,15 +124,16 @@ class PassInputs:
         if max_length is not None and longest > max_length:
             positions = _within(positions, staged.counts, max_length)
         bits, first = list[Bits](), list[Ints | None]()
-        rows_given = RowInputs.plain(rows) if given is None else given
         # What a window hides follows from the number of columns in between, not from positions.
-        columns = rows_given.columns(positions)
-        reached = int(columns.max(initial=0)) + 1
+        columns = positions if given is None else given.columns(positions)
+        reached = longest if given is None else max(longest, int(columns.max(initial=0)) + 1)
         for reach in kinds.values():
-            if (reach.window or reach.chunk) and reach.limits(max(longest, reached)):
-                old = rows_given.columns(older + lengths[:, None])
+            if (reach.window or reach.chunk) and reach.limits(reached):
+                old, begins = older + lengths[:, None], reach.first(columns)
+                if given is not None:
+                    old, begins = given.columns(old), given.slots(begins)
                 bits.append(staged.bits & packed(reach.sees(columns, np.concatenate([old, columns], 1))))
-                first.append(rows_given.slots(reach.first(columns)))
+                first.append(begins)
             else:
                 bits.append(staged.bits)
                 first.append(None)

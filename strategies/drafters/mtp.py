@@ -64,7 +64,7 @@ class Mtp(PairDrafter):
     """
 
     target: StateBackend = attrs.field(converter=as_target, repr=False)
-    head: Any | None = attrs.field(default=None, repr=False)
+    head: Any = attrs.field(default=None, repr=False)
     rotation: str | None = attrs.field(default=None, kw_only=True)
     _said: bool = attrs.field(default=False, init=False, repr=False)
     source = "DeepSeek-V3 (2024), section 2.2"

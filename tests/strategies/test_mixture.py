@@ -193,8 +193,8 @@ def test_greedy_text_is_that_of_sequential_decoding_in_any_batch(law):
     ("make", "message"),
     [
         (lambda: Mixture(budget=0), "budget is 0; give an integer >= 1"),
-        (lambda: Mixture(DynaTree()), "learns from outcomes"),
-        (lambda: Mixture("dynamic-depth"), "learns from outcomes"),
+        (lambda: Mixture(DynaTree()), "learns from the outcomes"),
+        (lambda: Mixture("dynamic-depth"), "learns from the outcomes"),
         (lambda: Mixture("fixed-tree", law="per-drafter"), "needs several drafters for one tree"),
         (lambda: Mixture(["chain"] * 3).members(2), "3 policies were given for 2 drafters"),
         (lambda: Mixture(law="with-replacement"), "cannot be drawn by WithReplacement"),

@@ -327,7 +327,7 @@ def test_files_that_are_refused(folders: Any, tmp_path: Path) -> None:
             qwen,
             lambda tensors: tensors | second,
             {},
-            r"nothing of: mtp\.layers\.1\.in.*several layers",
+            r"does not mention: mtp\.layers\.1\.in.*several layers",
         ),
         (qwen, lambda tensors: tensors | wide, {}, r"mtp\.fc\.weight in .* has the shape \(16, 16\)"),
         (qwen, lambda tensors: tensors | eighth, {}, r"mtp\.fc\.weight .*float8_e4m3fn.* is quantised"),

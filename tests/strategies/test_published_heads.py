@@ -33,7 +33,7 @@ REFUSED = {
     "torchspec-dflash": "block_size is None in .*; a head needs a whole number",
     "gemma4-text-dspark": "has the key 'global_head_dim', which is not known here",
     "specforge-dflash-linear": "'DFlashLinearDraftModel' in .*, which has a recurrent memory of the text",
-    "specforge-dspark-mla": "has the key 'kv_lora_rank', which is one of layers with latent attention",
+    "specforge-dspark-mla": "has the key 'kv_lora_rank', which belongs to layers with latent attention",
     "zlab-glm-5.3-dflash2": "'DFlash2DraftModel' in .*, which has the layers of DFlash 2",
     "specforge-qwen3-8b-p-eagle": "needs the token there .* give it as -o mask_token_id=NUMBER",
 }
