@@ -184,7 +184,7 @@ def test_padding_that_a_model_reads_is_found(kind: str, reads: bool) -> None:
     ).cache
     one = {name: value[:1] if isinstance(value, torch.Tensor) else value for name, value in padded.items()}
     if reads:
-        with pytest.raises(InvalidInput, match="goes on with a text, and padding that the model reads"):
+        with pytest.raises(InvalidInput, match="continues a text, and padding that the model reads"):
             model.generate(**one, past_key_values=cache, custom_generate=loop)
 
 
