@@ -97,7 +97,7 @@ def closure():
 def test_a_processor_with_a_state_is_refused_by_name_and_left_as_it_was(made):
     processor = made()
     name = type(processor).__name__
-    with pytest.raises(InvalidInput, match=f"The processor {name} .*constraint="):
+    with pytest.raises(InvalidInput, match=f"The processor {name} .*as a constraint "):
         check_processors([processor], [RowText.of(torch.tensor([1, 2]))], vocab_size=VOCAB)
     if made is own.Counts:
         assert processor.calls == 0

@@ -158,7 +158,7 @@ def test_drafters_are_saved_in_half_precision_and_loaded_for_a_target(tmp_path: 
     with pytest.raises(IncompatibleModels, match="made for states of width 32, but the target's is 16"):
         load_for(tmp_path, load(MODEL))
     save_block(random_head(KINDS["rnn behind the root"]), tmp_path / "rnn", format="speculators")
-    with pytest.raises(InvalidInput, match="from a slot that guesses nothing; such drafters run"):
+    with pytest.raises(InvalidInput, match="from a slot that guesses nothing; such drafters can be used"):
         load_for(tmp_path / "rnn", load(MODEL))
     made: PEagleConfig = test_p_eagle.KINDS["plain"]
     save_peagle(test_p_eagle.random_head(made), tmp_path / "p", target="big")
