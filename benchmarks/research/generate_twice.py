@@ -220,7 +220,7 @@ class GenerateTwice:
                 raise failure
             return plain
 
-        GenerationMixin.generate = generate
+        GenerationMixin.generate = generate  # type: ignore[method-assign]
 
 
 def _otherwise(name: str, value: Any) -> Any:

@@ -45,6 +45,10 @@ class _RowPaths:
         return asked, places
 
 
+def _by_name(members: Mapping[str, Drafter]) -> dict[str, Drafter]:
+    return dict(members)
+
+
 @attrs.define(eq=False)
 class Named(Drafter):
     """Drafters of which each request asks one, `TreeBuilder.request(nodes, drafter="lookup")`.
@@ -57,7 +61,7 @@ class Named(Drafter):
         members: drafters by name, of one vocabulary.
     """
 
-    members: Mapping[str, Drafter] = attrs.field(converter=dict)
+    members: Mapping[str, Drafter] = attrs.field(converter=_by_name)
     source = "draftwood (cascades)"
     _rows: list[_RowPaths] = attrs.field(factory=list, init=False)
 

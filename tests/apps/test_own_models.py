@@ -1,6 +1,7 @@
 """Models, drafters, policies and verifiers by `package.module:function`, in every command that takes them."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -112,7 +113,7 @@ def test_generate_takes_functions_for_all_parts(draftwood, mine):
     models = ["--target", "mine:target", "--drafter", "mine:bare"]
     result = draftwood("generate", *models, *parts, "--temperature", 0.5, *WRITTEN)
     assert result.exit_code == 0, result.output
-    from mine import CALLS  # ty: ignore[unresolved-import]
+    from mine import CALLS  # type: ignore[import-not-found]
 
     assert CALLS == ["target"]  # once for model and tokenizer
     greedy = [
@@ -128,7 +129,7 @@ def test_generate_takes_functions_for_all_parts(draftwood, mine):
 
 
 def test_bench_and_prove_take_functions(draftwood, mine):
-    words = ["--pair", "mine:target,mine:bare", "--strategy", "mine:policy+mine:verifier:length=2"]
+    words: list[Any] = ["--pair", "mine:target,mine:bare", "--strategy", "mine:policy+mine:verifier:length=2"]
     result = draftwood("bench", *words, "--prompts", 1, "--new-tokens", 2, "--to", "r")
     assert result.exit_code == 0, result.output
     assert draftwood("bench", "--to", "r", "--report").exit_code == 0

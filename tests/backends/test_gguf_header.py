@@ -187,9 +187,7 @@ def test_options_of_other_models_are_refused(file: Path, options: dict[str, Any]
 def test_the_package_is_named_where_it_is_missing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_bytes(gguf(VALUES))
     find = importlib.util.find_spec
-    monkeypatch.setattr(
-        library.importlib.util, "find_spec", lambda name: None if name == "llama_cpp" else find(name)
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "llama_cpp" else find(name))
     library.library.cache_clear()
     with pytest.raises(InvalidInput, match="needs the package llama-cpp-python, which is not installed; run"):
         load(file)

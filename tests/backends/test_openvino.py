@@ -288,7 +288,7 @@ def test_all_levels_in_one_call_are_those_of_passes_one_by_one(name: str) -> Non
         for row in range(2):
             for (level, number), children in found.children(row).items():
                 node = root + (1 + sum(found.widths[1 : level + 1]) + number if level >= 0 else 0)
-                for _, token, chance in children:
+                for _, token, chance in zip(*children, strict=True):
                     assert chance == pytest.approx(float(probs[row, node, token]), rel=1e-3, abs=1e-6)
         # The keys that the call has left behind are those of its nodes.
         path = [*range(root + 1), root + 1]

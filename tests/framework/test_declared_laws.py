@@ -61,7 +61,7 @@ class OwnLaw(Verifier):
                 return Outcome.of(tree, path, extra=rng.choose(target_probs[node]), bonus=True)
             proposal = tree.proposals[node]
             law = self.judged_law(target_probs[node].double(), proposal.marginal(0).double())
-            earlier = []
+            earlier: list[Any] = []
             for child in tree.children(node):
                 token, drawn = int(tree.tokens[child]), proposal.conditional(len(earlier), earlier).double()
                 if not float(drawn[token]) > 0:

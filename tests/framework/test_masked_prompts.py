@@ -156,7 +156,7 @@ def test_a_window_counts_hidden_columns(monkeypatch: pytest.MonkeyPatch) -> None
     call |= {"max_new_tokens": 12, "attention_mask": torch.ones_like(call["attention_mask"])}
     call["attention_mask"][:, 1:-1] = 0
     plain = model.generate(**call, do_sample=False)
-    decoder = SpeculativeDecoder(model, **by_lookup(VOCAB))
+    decoder: Any = SpeculativeDecoder(model, **by_lookup(VOCAB))
     assert torch.equal(decoder.generate(**call), plain)
     monkeypatch.setattr(RowInputs, "columns", lambda self, slots: slots)
     monkeypatch.setattr(RowInputs, "slots", lambda self, columns: columns)
@@ -176,7 +176,7 @@ def test_rows_keep_their_hidden_columns_when_others_leave() -> None:
 def test_padding_that_a_model_reads_is_found(kind: str, reads: bool) -> None:
     model = made(kind)
     assert reads_padding(model, vocab_size=model.get_output_embeddings().out_features) is reads
-    padded = {"input_ids": torch.tensor([[1, 1, 7], [4, 5, 6]]), "max_new_tokens": 4}
+    padded: dict[str, Any] = {"input_ids": torch.tensor([[1, 1, 7], [4, 5, 6]]), "max_new_tokens": 4}
     padded["attention_mask"] = (padded["input_ids"] != 1).long()
     loop = custom_generate(**by_lookup(model.get_output_embeddings().out_features))
     cache = model.generate(

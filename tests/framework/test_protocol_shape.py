@@ -28,7 +28,7 @@ class Named(StateBackend):
     """Every method under another name."""
 
     vocab_size, max_length, weight_bytes = 3, None, 0
-    lengths = ()
+    lengths = []  # noqa: RUF012
 
     def prefil(self, rows): ...
 
@@ -50,7 +50,7 @@ class NoCommit(Drafter):
 
 
 class OneRow(NoCommit):
-    def commit(self, outcome, row): ...
+    def commit(self, outcome, row): ...  # type: ignore[override]
 
 
 class ReadsRowWithoutView(Chain):
@@ -82,19 +82,26 @@ class NoVerify(Verifier):
 class NoRoot(TreePolicy):
     laws = frozenset()
 
-    def grow(self, rng): ...
+    def grow(self, rng): ...  # type: ignore[override]
 
 
 TOY = ToyModel(3)
-WRONG = [
+
+
+def made(kind: Any) -> Any:
+    """An object of a class that lacks a method."""
+    return kind()
+
+
+WRONG: list[tuple[Any, str]] = [
     (LengthsIsAMethod(TOY), "LengthsIsAMethod.lengths is a method and is read without a call; put @property"),
     (ExtendWithoutCounts(TOY), r"cannot be called as extend\(tokens, parents, counts\)"),
-    (Named(), "Named does not define 'prefill', which every StateBackend has; rename 'prefil' to it"),
-    (NoCommit(), "NoCommit does not define 'commit', which every Drafter has; define it"),
+    (made(Named), "Named does not define 'prefill', which every StateBackend has; rename 'prefil' to it"),
+    (made(NoCommit), "NoCommit does not define 'commit', which every Drafter has; define it"),
     (OneRow(), r"OneRow.commit cannot be called as commit\(outcomes\)"),
     (Property(TOY), "Property.commit is an attribute; make it a method"),
     (Branches(2), "Branches.branches is a method and is read without a call"),
-    (NoVerify(), "NoVerify does not define 'verify', which every Verifier has"),
+    (made(NoVerify), "NoVerify does not define 'verify', which every Verifier has"),
     (NoRoot(), r"NoRoot.grow cannot be called as grow\(root, rng\)"),
     (ReadsRowWithoutView(2), r"cannot be called as grow\(root, rng, view=\)"),
     (SharesWithoutViews(8), r"cannot be called as share\(states, views\)"),
@@ -108,7 +115,7 @@ def test_another_form_is_told(strategy: Any, words: str) -> None:
 
 
 def test_a_decoder_tells_it_too() -> None:
-    parts = [ModelDrafter(ToyBackend(TOY)), Chain(2), RecursiveRejection()]
+    parts: list[Any] = [ModelDrafter(ToyBackend(TOY)), Chain(2), RecursiveRejection()]
     with pytest.raises(InvalidInput, match="lengths is a method"):
         SpeculativeDecoder(LengthsIsAMethod(TOY), *parts)
 

@@ -53,7 +53,8 @@ def test_a_view_tells_length_limit_history_and_costs() -> None:
             [[1, 2, 3], [4]], max_new_tokens=12, sampling=SamplingParams(1.0), seed=3, eos_token_id=[]
         )
     )
-    written, history = {0: 0, 1: 0}, {0: (), 1: ()}
+    written = {0: 0, 1: 0}
+    history: dict[int, tuple[tuple[int, int], ...]] = {0: (), 1: ()}
     views = iter(policy.seen)
     for one in rounds:
         for row in one.rows:

@@ -46,7 +46,7 @@ SHAPES = {
     "ffn_up": ("inner", "width"),
     "ffn_down": ("width", "inner"),
 }
-FAMILIES = {
+FAMILIES: dict[str, tuple[str, ...]] = {
     "llama": (
         "attn_norm",
         "attn_q",
@@ -115,7 +115,7 @@ def random_file(
     names += [f"blk.{layer}.{name}" for layer in range(layers) for name in FAMILIES[family]]
     for name in names:
         shape = [sizes[word] for word in SHAPES[name.split(".")[-1]]]
-        weight = draws.standard_normal(shape).astype(np.float32)
+        weight: Any = draws.standard_normal(shape).astype(np.float32)
         # Large enough that attention matters, and that tokens differ.
         weight = 1 + weight / 10 if len(shape) == 1 else weight * 1.5 / np.sqrt(shape[1])
         one = gguf.GGMLQuantizationType["F32" if len(shape) == 1 else kind]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,8 +18,8 @@ from draftwood import InvalidInput, SamplingParams, SpeculativeDecoder, Unsuppor
 from draftwood.apps.cli import app
 from draftwood.backends import load_gguf
 from draftwood.backends.gguf.backend import GgufBackend
+from draftwood.backends.gguf.library import library
 from draftwood.backends.gguf.tokenizer import read_tokenizer
-from draftwood.backends.loading import gguf_loading
 from draftwood.drafters import ModelDrafter
 from draftwood.policies import Chain, DySpec
 from draftwood.verifiers import RecursiveRejection, Traversal
@@ -86,7 +86,7 @@ def test_sampled_texts_have_the_law_of_the_target(folder: Path, policy: Any, ver
     sampling = SamplingParams(temperature=1.3, top_k=3)
     law = written_law(decoder, tokens=2, sampling=sampling)
     expected = sequential_law(
-        target.model,
+        cast(Any, target).model,
         lambda _, logits: sampling.distribution(logits.double()),
         tokens=2,
     )
@@ -128,7 +128,7 @@ def test_files_that_no_backend_runs(folder: Path, tmp_path: Path, monkeypatch: p
     fine = random_file(folder / "fine.gguf")
     with pytest.raises(InvalidInput, match="device is 'cuda', and llama-cpp-python was built without a GPU"):
         load(fine, device="cuda")
-    lib = gguf_loading.library()
+    lib = library()
     for name, message in (
         ("llama_model_is_recurrent", "keeps recurrent states, of which llama.cpp shares none"),
         ("llama_model_is_hybrid", "keeps recurrent states"),

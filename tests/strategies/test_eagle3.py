@@ -58,7 +58,7 @@ def named(switches: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("switches", SWITCHES, ids=named)
 def test_a_tree_is_its_paths_from_scratch(switches: dict[str, Any]) -> None:
-    drafter = beside_llama(config(**switches))
+    drafter: Any = beside_llama(config(**switches))
     head = drafter.drafter.head
     texts = [[3, 1, 4, 1, 5, 9, 2], [6, 5], [7]]
     drafter.prefill([torch.tensor(text) for text in texts])
@@ -109,7 +109,8 @@ def test_the_known_text_unrolled_is_what_drafting_gives(switches: dict[str, Any]
 def test_after_many_rounds_the_cache_is_that_of_a_fresh_prefill(data: Any) -> None:
     """Also where rows join and leave, ask for nothing, and take tokens that nobody asked about."""
     made = config(layers=data.draw(st.integers(1, 2)))
-    drafter, fresh = beside_llama(made), beside_llama(made)
+    drafter: Any = beside_llama(made)
+    fresh: Any = beside_llama(made)
     texts = many_rounds(data, drafter)
     fresh.prefill([torch.tensor(text, dtype=torch.int64) for text in texts])
     assert_pair_caches_alike(drafter.drafter._rows, fresh.drafter._rows, texts)
@@ -117,7 +118,7 @@ def test_after_many_rounds_the_cache_is_that_of_a_fresh_prefill(data: Any) -> No
 
 def test_a_tree_of_more_nodes_than_there_was_room_for() -> None:
     """Scratch slots move when they grow in the middle of a round, and so do the text's slots after them."""
-    drafter = beside_llama()
+    drafter: Any = beside_llama()
     text = [3, 1, 4, 1, 5]
     drafter.prefill([torch.tensor(text)])
     drafter.distributions([Request(torch.tensor([8]), torch.tensor([-1]))])
@@ -134,7 +135,7 @@ def test_a_tree_of_more_nodes_than_there_was_room_for() -> None:
 
 
 def test_a_root_behind_a_text_that_fills_its_slots() -> None:
-    drafter = beside_llama()
+    drafter: Any = beside_llama()
     text = [1 + place % 22 for place in range(257)]
     drafter.prefill([torch.tensor(text)])
     assert drafter.drafter._rows._cache.text == 256
@@ -275,7 +276,7 @@ def test_a_head_whose_features_somebody_else_takes() -> None:
 def test_a_text_is_read_in_pieces_where_layers_attend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several rows at once, with others between them that are not longer."""
     monkeypatch.setattr("draftwood.strategies.heads.pair_rows._TEXT_AT_ONCE", 3)
-    drafter = beside_llama(config(layers=2))
+    drafter: Any = beside_llama(config(layers=2))
     texts = [[3, 1, 4, 1, 5, 9, 2, 6], [7], [5, 3, 5, 8, 9]]
     drafter.prefill([torch.tensor(text) for text in texts])
     root = Request(torch.tensor([8]), torch.tensor([-1]))

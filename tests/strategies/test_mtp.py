@@ -113,7 +113,8 @@ def test_after_many_rounds_the_cache_is_that_of_a_fresh_prefill(name: str, folde
                 texts.append([1 + place % 22 for place in range(70)])
                 drafter.prefill([torch.tensor(texts[-1])])
         fresh.prefill([torch.tensor(text, dtype=torch.int64) for text in texts])
-    assert_pair_caches_alike(drafter.drafter._rows, fresh.drafter._rows, texts)
+    used: list[Any] = [drafter.drafter, fresh.drafter]
+    assert_pair_caches_alike(used[0]._rows, used[1]._rows, texts)
 
 
 @pytest.mark.thorough

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import pytest
@@ -98,7 +99,7 @@ def test_the_model_is_asked_only_where_no_n_gram_matches() -> None:
         while len(expected) < len(text):
             expected.append(int(TARGET.logits(expected).argmax()))
         assert text == expected
-    model = drafter.members["model"]
+    model: Any = drafter.members["model"]
     drafted = sum(row.outcome.drafted for one in rounds for row in one.rows)
     assert 0 < model.nodes < drafted
 

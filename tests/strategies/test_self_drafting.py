@@ -215,7 +215,7 @@ def heads(model: Any, prompts: list[list[int]], wanted: list[list[int]]) -> Head
     return result
 
 
-SELF = {
+SELF: dict[str, Any] = {
     "layer skip": lambda target, heads: LayerSkip(target, "2,3"),
     "Medusa heads": MedusaHeads,
 }

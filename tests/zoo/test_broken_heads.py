@@ -275,7 +275,7 @@ def test_an_mtp_layer_of_speculators_is_checked(tmp_path: Path) -> None:
     kind = mtp_layers.KINDS["qwen3.5"]
     folder = as_theirs(mtp_layers.checkpoint(kind, tmp_path / "model"), tmp_path / "theirs")
     model = mtp_layers.model_of(kind)
-    head = load_for(folder, load(model))
+    head: Any = load_for(folder, load(model))
     assert head.layout.family.title == "Qwen3.5"
     assert {setting.name for setting in settings(head, model)} >= {
         "as configured",

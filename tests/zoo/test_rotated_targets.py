@@ -134,7 +134,7 @@ def drafted(model: Any, drafter: str, head: Any, **options: Any) -> tuple[Any, f
         create("verifiers", "greedy"),
     )
     prompt = torch.tensor([zoo.tokenizer()("She looked at the sea and")["input_ids"]])
-    found = SpeculativeDecoder(target, made, policy, verifier).generate(
+    found: Any = SpeculativeDecoder(target, made, policy, verifier).generate(
         prompt, max_new_tokens=48, return_dict_in_generate=True
     )
     return found.sequences.tolist(), found.statistics.tokens_per_round
