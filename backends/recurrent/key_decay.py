@@ -128,6 +128,7 @@ class KimiDeltaMixer(Mixer):
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The mixer's outputs for the nodes of the pass, `[rows, nodes, hidden]`."""
+        hidden_states = self.unmasked(hidden_states)
         original, shape = self.original, (*hidden_states.shape[:2], -1, self.original.head_dim)
         projections = (original.q_proj, original.k_proj, original.v_proj)
         mixed = torch.cat([projection(hidden_states) for projection in projections], -1)

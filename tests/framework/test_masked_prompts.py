@@ -59,7 +59,10 @@ ATTENTION: dict[str, Any] = {
         )
     ),
 }
-RECURRENT = ("bamba", "mamba2", "mamba", "zamba", "qwen3_next", "lfm2", "recurrent_gemma")
+RECURRENT = (
+    *("bamba", "mamba2", "mamba", "zamba", "qwen3_next", "lfm2", "recurrent_gemma"),
+    *("kimi_linear", "bailing_hybrid", "lara_mini"),
+)
 KINDS = (*ATTENTION, *RECURRENT, *BIASED)
 
 
