@@ -26,7 +26,7 @@ SMALL: Mapping[str, int] = {"length": 2, "depth": 2, "branching": 2, "budget": 3
 
 
 def build(target: str, words: Mapping[str, str]) -> Any:
-    """The strategy that `module:name` stands for: an instance, or what a class or function makes of `words`.
+    """Returns the strategy at `module:name`: an instance, or what a class or function there makes of `words`.
 
     Raises:
         InvalidInput: no such module or name, options that do not fit, or something else than a strategy.

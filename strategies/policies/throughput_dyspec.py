@@ -34,7 +34,7 @@ SHAPE = (1 + len(DEPTHS), len(SIZES))
 """Numbers that are counted: of chains, then of trees by their depth; by size."""
 
 FIRST_ACCEPTED = 0.7
-"""How often a first node is assumed to be accepted before any was drafted."""
+"""The assumed rate at which a first node is accepted, before any was drafted."""
 
 HOPE = 1.1
 """A layer that was not tried is thought to keep 1.1 times as much as the first one does."""

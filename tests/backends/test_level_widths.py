@@ -1,4 +1,4 @@
-"""How many nodes of every level a call over all levels expands."""
+"""The nodes of each level that one call over all levels expands."""
 
 from __future__ import annotations
 

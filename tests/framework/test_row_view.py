@@ -1,4 +1,4 @@
-"""What a policy reads of its row, the costs of passes, and the checks that vary both."""
+"""Policies that read their row: its length, limit, history and costs, and the checks that vary these."""
 
 from __future__ import annotations
 

@@ -20,13 +20,13 @@ from draftwood.trees.outcome import Outcome
 from draftwood.trees.tree import TokenTree
 
 SECONDS = 10.0
-"""What one verification of a toy tree may take; it needs less than a thousandth."""
+"""Seconds for one verification of a toy tree, which needs less than a thousandth of them."""
 
 PARTS = 4
-"""How often an alarm rings within it."""
+"""Alarms within it."""
 
 PATIENCE = 12
-"""How many times longer it may take by the clock, on a machine where others compute too."""
+"""Seconds by the clock that are allowed for each second of CPU time, as others may compute too."""
 
 
 @attrs.define(eq=False)
