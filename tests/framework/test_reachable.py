@@ -9,8 +9,10 @@ import torch
 import transformers as hf
 
 from draftwood import Constraint, SamplingParams, SpeculativeDecoder
+from draftwood.errors import InvalidInput
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.testing import ToyBackend
+from draftwood.testing.models.row_views import TOY_COSTS
 from draftwood.testing.models.small_strategies import fits, small_policies, toy_drafter
 from tests.framework.decoding import DRAFT, TARGET
 
@@ -57,8 +59,10 @@ def test_no_policy_asks_beyond_the_end_or_the_limit(kind, temperature):
             continue
         drafter = toy_drafter(policy.strategy, DRAFT, TARGET)
         try:
-            decoder = SpeculativeDecoder(ToyBackend(TARGET), drafter, policy.strategy, RecursiveRejection())
-        except Exception:  # it needs several drafters
+            decoder = SpeculativeDecoder(
+                ToyBackend(TARGET), drafter, policy.strategy, RecursiveRejection(), pass_costs=TOY_COSTS
+            )
+        except InvalidInput:  # it needs several drafters
             continue
         with decoder.session(max_new_tokens=NEW, eos_token_id=END) as session:
             for row, prompt in enumerate(PROMPTS):
