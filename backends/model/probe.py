@@ -33,6 +33,8 @@ from draftwood.protocols import StateBackend
 FILLERS = 15
 LENGTHS = (SMALL - 2, SMALL + 5)
 """Tokens of the rows; a tree's chain in the first leads over `SMALL`."""
+WRITTEN = 4
+"""Tokens after a row: the tree's root, its chain of two, and one more."""
 # Differences are root mean squares over the logits' standard deviation. A trained model that misreads the
 # tree is off by 0.3 and more. What rounding does is measured on the model itself, where a reduced
 # precision of matrix products or a changed choice of experts shows too, and trusted up to a limit.
@@ -49,14 +51,22 @@ class RaisedReason(str):
 def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]) -> str | None:
     """Why `backend` (without rows) does not serve `model`, or None where the two agree.
 
-    Runs some 150 tokens through the model, and four times `longest`, the tokens of the longer row. The
-    backend is left without rows where it agrees.
+    Runs some 150 tokens through the model, and four times `longest`, the tokens of the longer row; fewer
+    where its context holds fewer. The backend is left without rows where it agrees.
 
     Raises:
-        UnsupportedModel: running the model showed that the backend does not serve it.
+        UnsupportedModel: running the model showed that the backend does not serve it, or its context is
+            too short to tell.
         OutOfMemory: a pass does not fit, which says nothing of the model.
     """
-    vocab, lengths = backend.vocab_size, (LENGTHS[0], longest)
+    vocab, room = backend.vocab_size, backend.max_length
+    if room is not None and room < WRITTEN + 2:
+        raise UnsupportedModel(
+            f"{type(model).__name__} has a context of {room} tokens, too short to compare a tree with plain "
+            f"decoding; use a model whose context holds {WRITTEN + 2} or more."
+        )
+    longest = longest if room is None else min(longest, room - WRITTEN)
+    lengths = (min(LENGTHS[0], longest - 1), longest)
     prefixes = [[(17 * i + 11 + 29 * row) % vocab for i in range(n)] for row, n in enumerate(lengths)]
     root, *fillers, child, grandchild, last = [(13 * i + 7) % vocab for i in range(FILLERS + 4)]
     chain = [child, grandchild]
@@ -87,7 +97,7 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
                 logits, expected = torch.cat([logits, first[row, None]]), torch.cat([expected, begin])
             differences.append(difference(logits, expected))
             if not row:
-                rounding = difference(plain_logits(model, text + fillers)[: len(text)], along)
+                rounding = difference(plain_logits(model, (text + fillers)[:room])[: len(text)], along)
     except UnsupportedModel:
         raise
     except Exception as error:  # whatever a model raises here, it cannot be served this way

@@ -53,16 +53,16 @@ LONGROPE: dict[str, Any] = {
 }
 
 
-def named(config: Any) -> Any:
+def named(config: Any, length: int = NAMED) -> Any:
     for name in ("max_position_embeddings", "max_seq_len"):
         if hasattr(config, name):
-            setattr(config, name, NAMED)
+            setattr(config, name, length)
     return config
 
 
-def built(config: Any) -> Any:
+def built(config: Any, length: int = NAMED) -> Any:
     torch.manual_seed(7)
-    model = randomised(hf.AutoModelForCausalLM.from_config(named(config)))
+    model = randomised(hf.AutoModelForCausalLM.from_config(named(config, length)))
     model.generation_config = hf.GenerationConfig(pad_token_id=0)
     return model
 
@@ -120,6 +120,20 @@ def test_texts_end_where_generate_breaks(name: str) -> None:
     out = ours(model, ModelDrafter(load(model)), [prompt], 40)
     assert out.tokens == [expected]
     assert out.finish_reasons == ["context"]
+
+
+@pytest.mark.parametrize("length", [6, 8, 13, 17, 24])
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_tables_shorter_than_the_check(name: str, length: int) -> None:
+    model = built((attention.MASKED | attention.UNROLLED)[name](), length)
+    prompt = prompt_of(3, name)
+    out = ours(model, ModelDrafter(load(model)), [prompt], length)
+    assert out.tokens == [written(model, prompt, length + 1 - len(prompt))]
+
+
+def test_contexts_too_short_to_check_are_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="a context of 5 tokens, too short .* holds 6 or more"):
+        load(built(attention.MASKED["gpt2"](), 5))
 
 
 @pytest.mark.parametrize("name", [*PURES, *HYBRIDS])
