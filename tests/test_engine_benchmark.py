@@ -1,4 +1,4 @@
-"""The comparison of engines: turns, equal texts, the table, chains over llama.cpp, and the prompts of GenAI."""
+"""The comparison of engines: turns, equal texts, the table, chains over llama.cpp, prompts of GenAI."""
 
 from __future__ import annotations
 
