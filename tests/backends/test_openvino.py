@@ -216,6 +216,13 @@ def test_prompts_are_not_padded() -> None:
     assert backend._runner._reading.shape.nodes == 101
 
 
+def test_single_tokens_after_trees_are_soon_passes_of_their_own_size() -> None:
+    backend: Any = load(tiny(), engine="openvino")
+    steady = backend._runner._steady
+    backend._runner._recent.clear()
+    assert [steady(nodes) for nodes in (9, 7, 9, 1, 1, 1, 1)] == [9, 9, 9, 9, 9, 9, 1]
+
+
 def test_the_next_text_finds_buffers_and_requests_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     import openvino
 
