@@ -1,12 +1,16 @@
-"""The comparison of engines: turns, equality of texts, the table, and chains of a draft over llama.cpp."""
+"""The comparison of engines: turns, equal texts, the table, chains over llama.cpp, prompts of GenAI."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from benchmarks.engines import genai
 from benchmarks.engines.contenders import Contender, Written
 from benchmarks.engines.llama import by_chains
 from benchmarks.engines.turns import Turn, table, taken
@@ -50,6 +54,20 @@ def test_chains_write_what_the_target_writes(wrong_after: int) -> None:
         assert written.passes == target.calls
         if not wrong_after:
             assert written.passes == 1 + -(-19 // (chain + 1))
+
+
+def test_genai_reads_every_prompt_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = list[dict[str, Any]]()
+    stand_in: Any = ModuleType("openvino_genai")
+    stand_in.SchedulerConfig = SimpleNamespace
+    stand_in.draft_model = lambda *_, **__: "draft"
+    stand_in.LLMPipeline = lambda *_, **options: made.append(options)
+    monkeypatch.setitem(sys.modules, "openvino_genai", stand_in)
+    monkeypatch.setitem(sys.modules, "openvino", ModuleType("openvino"))
+    found = genai.contenders(tmp_path, tmp_path, weights="as they are", dtype="float32", threads=1)
+    assert len(found) == 1 + len(genai.CHAINS)
+    assert [options.get("draft_model") for options in made] == [None, "draft"]
+    assert [options["scheduler_config"].enable_prefix_caching for options in made] == [False, False]
 
 
 def writing(tokens: list[int]) -> Any:

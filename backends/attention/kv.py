@@ -130,6 +130,7 @@ class RowCache(Cache):
 
     Attributes:
         settled: whether the model's shapes are known, so that room made now is made once.
+        kept: whether buffers stay when all rows go, until others are needed: for whoever has bound them.
     """
 
     def __init__(self, *, standing: bool = False) -> None:
@@ -139,7 +140,7 @@ class RowCache(Cache):
             standing: whether buffers are made anew in the memory that they have where it suffices, so that
                 arrays of a shape that comes back keep their place. Captured passes need that.
         """
-        self.plan = WritePlan()
+        self.plan, self.kept = WritePlan(), False
         self._standing = standing
         self._arenas: list[Tensor] = []
         self._memory: dict[BufferKind, Tensor] = {}
@@ -181,6 +182,10 @@ class RowCache(Cache):
         changed = (rows, slots) != (self.plan.rows, self.plan.slots)
         if changed:
             self._build(rows=rows, slots=slots)
+        elif self.kept and not self._filled:
+            # A pass that reads all slots must not meet what is not finite there, of rows that are gone.
+            for arena in self._arenas:
+                arena.zero_()
         return changed
 
     def write(self, first: int, last: int, *, start: int, stop: int) -> None:
@@ -201,9 +206,9 @@ class RowCache(Cache):
             self.plan.index = None
 
     def drop(self) -> None:
-        """Give back all memory that is not kept for captured passes; the shapes of layers are remembered."""
+        """Give back all memory that is not to be kept; the shapes of layers are remembered."""
         self._filled = False
-        if self._standing:
+        if self._standing or self.kept:
             return
         self._arenas = []
         self.plan.rows = self.plan.slots = 0

@@ -18,18 +18,26 @@ from draftwood.backends.nodes.pass_inputs import PassInputs
 from draftwood.backends.nodes.region import Ints
 from draftwood.backends.openvino.conversion import Converted, Weights, compressed, converted, described
 from draftwood.backends.openvino.levels import LevelsCall, LevelsSizes
-from draftwood.backends.openvino.requests import SHAPES, Bound, Request, RequestShape, nodes_of, slots_of
+from draftwood.backends.openvino.requests import (
+    SHAPES,
+    SLOTS,
+    Bound,
+    Request,
+    RequestShape,
+    nodes_of,
+    slots_of,
+)
 from draftwood.base.errors import UnsupportedModel
 from draftwood.base.machine_faults import machine_fault
 from draftwood.trees.level_plan import LevelPlan
 
 log = logging.getLogger(__name__)
 
-RECENT = 16
-"""Passes whose nodes are remembered."""
+RECENT = 3
+"""Passes whose nodes are remembered: after as many, padding has cost more than a change of shape."""
 
 SLACK = 8
-"""Nodes of padding that always take less time than a change of shape."""
+"""Nodes of padding that may take less time than a change of shape."""
 
 
 class OpenVinoRunner(Runner):
@@ -72,10 +80,18 @@ class OpenVinoRunner(Runner):
         self._bound: Bound | None = None
         self._recent: deque[int] = deque(maxlen=RECENT)
         self._by_level = False  # since a call over all levels cannot be converted
+        # A request for other buffers is a new one, and its first call takes several times as long.
+        model_pass.cache.kept = True
 
     def make_room(self, *, rows: int, text: int, stop: int) -> None:
-        """Have buffers of few sizes, as tight as these allow: all of them is read."""
-        self._pass.cache.lay_out(rows=rows, slots=slots_of(max(text, stop)))
+        """Have buffers of few sizes, as tight as these allow: all of them is read.
+
+        Buffers one size larger stay: the last text grew into them, and this one may too.
+        """
+        plan, slots = self._pass.cache.plan, slots_of(max(text, stop))
+        if rows == plan.rows and plan.slots == slots + SLOTS:
+            slots = plan.slots
+        self._pass.cache.lay_out(rows=rows, slots=slots)
 
     def run(self, inputs: PassInputs) -> tuple[Tensor, Tensor | None]:
         """One pass, as `Runner.run` says.
@@ -134,11 +150,12 @@ class OpenVinoRunner(Runner):
         # A draft reads one token or two that it has not read, as it has those that it expanded.
         nodes = max(nodes_of(inputs.shape.nodes), 2)
         sizes = LevelsSizes(rows, nodes, plan, tuple(widths), temperature)
-        dtype = self._model.dtype
+
+        def new() -> LevelsCall:
+            return LevelsCall(one.function, sizes, dtype=self._model.dtype, weights=self._weights)
+
         try:
-            call = self._request(
-                sizes, lambda: LevelsCall(one.function, sizes, dtype=dtype, weights=self._weights)
-            )
+            call = self._request(sizes, new)
         except Exception as error:  # a converter may fail in many ways
             if machine_fault(error) is not None:
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import attrs
 import numpy as np
@@ -28,6 +29,7 @@ SHRINKS = 0.75
 """Nodes that need expanding, compared with the level above: few trees need more."""
 
 
+@lru_cache
 def widths_that_pay(
     plan: LevelPlan, *, rows: int, nodes: int, layers: int, vocab_size: int, device: torch.device
 ) -> tuple[int, ...] | None:

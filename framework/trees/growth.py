@@ -114,10 +114,11 @@ class Growth:
 
     def follow(self, levels: Levels) -> None:
         """Grow all trees by the levels that a drafter grew by itself, following `plan`."""
+        bars = [0.0] * len(self._growing) if self.plan is None else levels.bars(self.plan).tolist()
         # Their trees need the size and the dtype of a distribution, and no numbers.
         probs = torch.zeros(()).expand(len(self._growing), 1, levels.vocab_size)
         self._levels.append(probs)
-        followed = [FollowedLevels(levels, row, probs) for row in range(len(self._growing))]
+        followed = [FollowedLevels(levels, row, probs, least=least) for row, least in enumerate(bars)]
         while any(self._counts):
             answers: list[Any] = []
             for row, asked in enumerate(self._asked):

@@ -8,6 +8,8 @@ goes on by itself (`Drafter.planned_levels`), what it found comes back as `Level
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import attrs
 import numpy as np
 import torch
@@ -179,26 +181,26 @@ class Levels:
         Args:
             root: region index of the roots; the others follow it.
         """
-        starts = (root + np.cumsum([0, *self.widths])).tolist()
-        levels = list(enumerate(self.widths[1:]))
-        tokens = [self.tokens[:, level, :width] for level, width in levels]
-        parents = [self.parents[:, level, :width] + starts[level] for level, width in levels]
-        blank = np.zeros((len(self.tokens), 0), np.int64)
-        return np.concatenate([*tokens, blank], 1), np.concatenate([*parents, blank], 1)
+        levels, numbers, starts = _places(self.widths)
+        return self.tokens[:, levels, numbers], self.parents[:, levels, numbers] + (root + starts)
 
     def misses(self, plan: LevelPlan) -> bool:
         """Returns whether a tree of `plan` might hold children of unexpanded nodes, or values are unsound."""
         if np.isnan(self.values).any():
             return True
-        bars = self._bars(plan)
-        return any(
-            width < min(plan.width, self.values.shape[2])
-            and bool((self.values[:, level, width] > bars).any())
-            for level, width in enumerate(self.widths[1:])
-        )
+        most = min(plan.width, self.values.shape[2])
+        cut = [(level, width) for level, width in enumerate(self.widths[1:]) if width < most]
+        if not cut:
+            return False
+        levels, first_left_out = zip(*cut, strict=True)
+        return bool((self.values[:, levels, first_left_out] > self.bars(plan)[:, None]).any())
 
-    def children(self, row: int) -> dict[tuple[int, int], Candidates]:
+    def children(self, row: int, *, least: float = 0.0) -> dict[tuple[int, int], Candidates]:
         """The candidates of one row below every node that was expanded, the most valuable first.
+
+        Args:
+            row: index of the row.
+            least: candidates of a lower value are left out.
 
         Returns:
             By level and number of the node (-1 and 0 for the root): the numbers, tokens and chances of the
@@ -210,7 +212,7 @@ class Levels:
             zip(self.tokens[row].tolist(), self.parents[row].tolist(), self.values[row].tolist(), strict=True)
         ):
             for number, (token, parent, value) in enumerate(zip(tokens, parents, values, strict=True)):
-                if value > 0:
+                if value > 0 and value >= least:
                     numbers, below, chances = found.setdefault((level - 1, parent), ([], [], []))
                     numbers.append(number)
                     below.append(token)
@@ -218,10 +220,25 @@ class Levels:
             above = values
         return found
 
-    def _bars(self, plan: LevelPlan) -> NDArray[np.float64]:
+    def bars(self, plan: LevelPlan) -> NDArray[np.float64]:
         """Returns every row's least value of a node in its tree; the threshold where there is room."""
         values = self.values.reshape(len(self.values), -1)
         if values.shape[1] < plan.budget:
             return np.full(len(values), plan.threshold)
         least = np.partition(values, -plan.budget, 1)[:, -plan.budget]
         return np.asarray(np.maximum(least, plan.threshold))
+
+
+@lru_cache
+def _places(widths: tuple[int, ...]) -> tuple[Nodes, Nodes, Nodes]:
+    """Returns the places of all nodes that were expanded below the root, level by level.
+
+    Returns:
+        Their levels, their numbers in them, and the number from which parents are counted: the first node of
+        the level above, or 0 for the root. Each is `[nodes]`.
+    """
+    below = np.array(widths[1:], np.int64)
+    levels = np.arange(len(below)).repeat(below)
+    firsts = below.cumsum() - below
+    starts = np.concatenate([[0], 1 + firsts])[: len(below)]
+    return levels, np.arange(len(levels)) - firsts[levels], starts[levels]

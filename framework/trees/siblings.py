@@ -201,12 +201,20 @@ class _FromDraws(Siblings):
 class FollowedLevels:
     """One row's siblings, from the levels that a drafter grew by itself.
 
-    What a drafter did not expand has no children here: it is worth too little for any tree of the plan.
+    Candidates that are worth too little for any tree of the plan are left out, as are the children of nodes
+    that the drafter did not expand for that reason.
     """
 
-    def __init__(self, levels: Levels, row: int, probs: Tensor) -> None:
-        """Start from the root; `probs` `[rows, nodes, vocab]` has the size and dtype of a distribution."""
-        self._children, self._probs = levels.children(row), probs
+    def __init__(self, levels: Levels, row: int, probs: Tensor, *, least: float) -> None:
+        """Start from the root.
+
+        Args:
+            levels: of all rows.
+            row: index of the row.
+            probs: `[rows, nodes, vocab]`, of the size and dtype of a distribution.
+            least: the lowest value of a node in the row's tree.
+        """
+        self._children, self._probs = levels.children(row, least=least), probs
         self._nodes: list[tuple[int, int]] = []  # level and number of what was opened, by request number
 
     def open(self, opening: Opening) -> list[Siblings]:

@@ -216,6 +216,46 @@ def test_prompts_are_not_padded() -> None:
     assert backend._runner._reading.shape.nodes == 101
 
 
+def test_single_tokens_after_trees_are_soon_passes_of_their_own_size() -> None:
+    backend: Any = load(tiny(), engine="openvino")
+    steady = backend._runner._steady
+    backend._runner._recent.clear()
+    assert [steady(nodes) for nodes in (9, 7, 9, 1, 1, 1, 1)] == [9, 9, 9, 9, 9, 9, 1]
+
+
+def test_the_next_text_finds_buffers_and_requests_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    import openvino
+
+    one = decoder(load(tiny(), engine="openvino"), load(tiny(num_hidden_layers=1), engine="openvino"))
+    backends: list[Any] = [one.target, one.drafter.backend]  # type: ignore[attr-defined]
+    prompt = words(9)
+    expected = written(one, [prompt])
+    made = list[Any]()
+    make = openvino.CompiledModel.create_infer_request
+    monkeypatch.setattr(
+        openvino.CompiledModel,
+        "create_infer_request",
+        lambda compiled: made.append(compiled) or make(compiled),
+    )
+    assert written(one, [prompt]) == expected
+    assert not made
+    # Nothing of what is left there is read.
+    for backend in backends:
+        for arena in backend._cache.arenas:
+            arena.fill_(torch.nan)
+    assert written(one, [prompt]) == expected
+    # Other rows get other buffers, and the old ones go.
+    slots = backends[0]._cache.plan.slots
+    assert written(one, [prompt, prompt]) == expected * 2
+    assert backends[0]._cache.plan.rows == 2
+    assert [len(arena[0]) for arena in backends[0]._cache.arenas] == [2]
+    # A text that needs fewer slots by one size has the same buffers.
+    assert written(one, [words(slots)]) == written(one, [words(slots)])
+    larger = backends[0]._cache.arenas[0]
+    assert written(one, [prompt]) == expected
+    assert backends[0]._cache.arenas[0] is larger
+
+
 def test_auto_says_what_it_chose(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "draftwood"):
         chosen: Any = load(tiny(), engine="auto")

@@ -219,6 +219,34 @@ def test_followed_levels_put_every_candidate_below_its_own_parent():
     assert growth.requests is None
 
 
+def test_followed_levels_leave_out_what_no_tree_of_the_plan_holds():
+    plan = LevelPlan(depth=2, width=2, branching=2, budget=2)
+    given = []
+
+    def grow() -> Any:
+        tree = TreeBuilder(0)
+        (siblings,) = yield tree.open([0], Deterministic, 2, plan=plan)
+        below = tree.add_siblings(0, siblings)
+        given.append(siblings.tokens)
+        for node, one in zip(below, (yield tree.open(below, Deterministic, 2)), strict=True):
+            given.append(one.tokens)
+            tree.add_siblings(node, one)
+        return tree.finish()
+
+    # The two best candidates are 1, and 3 below it.
+    levels = Levels(
+        np.array([[[1, 2], [3, 4]]]),
+        np.array([[[0, 0], [0, 0]]]),
+        np.array([[[0.8, 0.2], [0.5, 0.3]]]),
+        widths=(1, 1),
+        vocab_size=5,
+    )
+    growth = Growth([grow()], streams(1))
+    growth.follow(levels)
+    assert given == [[1], [3]]
+    assert growth.trees()[0].tokens.tolist() == [0, 1, 3]
+
+
 def test_a_builder_keeps_chosen_nodes_with_their_laws():
     tree = TreeBuilder(7)
     law = PerChild([torch.tensor([0.5, 0.5])] * 2)
