@@ -22,6 +22,7 @@ from draftwood.zoo.heads.eagle3 import HeadOptions, new_config, new_head, tokens
 from draftwood.zoo.heads.floors import Floors, floors_of
 from draftwood.zoo.heads.known_text import known_text
 from draftwood.zoo.heads.loading import load_for
+from draftwood.zoo.heads.parts import added_by_parts
 from draftwood.zoo.heads.settings import Found, compared, settings
 from draftwood.zoo.heads.verdict import Verdict, verdict_of
 from tests.strategies import block_heads, mtp_layers, test_p_eagle
@@ -52,7 +53,8 @@ def texts() -> list[Rows]:
 def checked(folder: Path, depths: int = 2) -> Verdict:
     head = load_for(folder, backend())
     found = compared(target(), head, texts(), depths=depths)
-    return verdict_of(target(), head, texts(), found, floors_of(texts()))
+    added = added_by_parts(target(), head, texts(), depths=depths)
+    return verdict_of(target(), head, texts(), found, floors_of(texts()), added)
 
 
 def noise(like: torch.Tensor) -> torch.Tensor:
@@ -258,7 +260,7 @@ def test_the_settings_of_a_p_eagle_head(tmp_path: Path) -> None:
 def judged(head: Any, second: float) -> Verdict:
     """The verdict on a head with these second tokens right, six tenths of first ones, in one setting."""
     found = [Found(name="as configured", by_depth=(0.6, second), gain=0.0, clear=False)]
-    return verdict_of(target(), head, texts(), found, Floors(unigram=0.1, lookup=0.1))
+    return verdict_of(target(), head, texts(), found, Floors(unigram=0.1, lookup=0.1), [])
 
 
 def test_a_head_that_does_not_know_the_first_token_may_miss_the_second() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from draftwood.base.errors import InvalidInput
 from draftwood.strategies.blocks.head import BlockHead
+from draftwood.strategies.drafters.medusa import Heads
 from draftwood.strategies.heads.pairs import PairHead
 from draftwood.strategies.heads.peagle import PEagleHead
 
@@ -44,7 +45,7 @@ class Agreement:
 @torch.no_grad()
 def agreement_of_rows(
     target: Any,
-    head: PairHead | BlockHead | PEagleHead,
+    head: PairHead | BlockHead | PEagleHead | Heads,
     rows: Rows,
     *,
     taps: Sequence[int],
@@ -57,7 +58,7 @@ def agreement_of_rows(
 @torch.no_grad()
 def agreement_of_text(
     target: Any,
-    head: PairHead | BlockHead | PEagleHead,
+    head: PairHead | BlockHead | PEagleHead | Heads,
     rows: Rows,
     text: KnownText,
     *,
@@ -88,7 +89,7 @@ def agreement_of_text(
 
 def agreement(
     target: Any,
-    head: PairHead | BlockHead | PEagleHead,
+    head: PairHead | BlockHead | PEagleHead | Heads,
     shards: Iterable[Rows],
     *,
     depths: int = DEPTHS,

@@ -14,6 +14,7 @@ import torch
 
 from draftwood.base.errors import InvalidInput
 from draftwood.strategies.blocks.head import BlockHead
+from draftwood.strategies.drafters.medusa import Heads
 from draftwood.strategies.heads.eagle3 import Eagle3Head
 from draftwood.strategies.heads.peagle import PEagleHead
 from draftwood.strategies.mtp.head import MtpHead
@@ -21,8 +22,8 @@ from draftwood.strategies.mtp.head import MtpHead
 from ..distil.rows import Rows
 from .agreement import agreement_of_text
 from .known_text import ReadText, read_text
-from .loading import CheckedHead
-from .variants import mask_variants, weight_variants, with_config
+from .loading import CheckedHead, depths_of
+from .variants import mask_variants, medusa_variants, weight_variants, with_config
 
 AS_CONFIGURED = "as configured"
 _MARGIN = 0.02  # of agreement, below which a difference is not worth a word
@@ -80,6 +81,11 @@ def settings(head: CheckedHead, target: Any) -> Iterator[Setting]:
     yield Setting(AS_CONFIGURED, head, taps)
     if isinstance(head, MtpHead):
         yield from _of_a_layer(head, taps)
+        return
+    if isinstance(head, Heads):
+        for variant in medusa_variants(head, target):
+            yield Setting(variant.name, variant.head, taps, cause=variant.cause)
+        yield Setting("states of one layer lower", head, (layers - 1,), cause=_TAPS)
         return
     yield from _of_taps(head, taps, layers)
     for shift in (-1, 1):
@@ -185,10 +191,7 @@ def compared(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, depths:
     """
     if not prompts or any(rows.tokens.shape[1] < 4 for rows in prompts):
         raise InvalidInput("Each prompt needs a text of four tokens or more after it; give longer texts.")
-    if isinstance(head, BlockHead):
-        depths = min(depths, max(head.config.block_size - 1, 1))
-    if isinstance(head, PEagleHead):
-        depths = min(depths, head.config.depths)
+    depths = depths_of(head, depths)
     texts = [read_text(target, rows.tokens) for rows in prompts]
     found: list[Found] = []
     before: torch.Tensor | None = None

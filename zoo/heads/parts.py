@@ -1,0 +1,182 @@
+"""A head without one of its parts: what a part adds, by how likely the target's tokens are without it.
+
+A part that was trained makes the target's tokens likelier. One whose weights are damaged or another head's
+makes them less likely, long before the head's guesses fall to those of chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from draftwood.strategies.blocks.head import BlockHead
+from draftwood.strategies.drafters.medusa import Heads
+from draftwood.strategies.heads.eagle3 import Eagle3Head
+from draftwood.strategies.heads.peagle import PEagleHead
+from draftwood.strategies.mtp.head import MtpHead
+
+from ..distil.rows import Rows
+from .known_text import KnownText, known_text
+from .loading import CheckedHead, depths_of
+from .variants import with_parameters
+
+_ERRORS = 2.0  # standard errors from prompt to prompt, within which a part adds nothing
+_LEAST = 0.01  # nats a token, likewise
+_UNLIKELY = 20.0  # nats, that a token counts at most: some are never proposed
+
+
+@attrs.frozen(eq=False)
+class Part:
+    """A part of a head that adds something to its states or logits.
+
+    Attributes:
+        name: in words.
+        head: the head that is run.
+        modules: of it, whose outputs are what the part adds; they put out zeros without it.
+    """
+
+    name: str
+    head: CheckedHead
+    modules: Sequence[Module] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Added:
+    """The use of a part.
+
+    Attributes:
+        name: of the part.
+        by_depth: shares of the target's tokens that the head guesses without the part, by their place in the
+            draft.
+        gain: by how much the log-likelihood of the target's tokens is higher with the part, in nats a token.
+        error: its standard error, from prompt to prompt.
+    """
+
+    name: str
+    by_depth: tuple[float, ...]
+    gain: float
+    error: float
+
+    @property
+    def helps(self) -> bool:
+        """Whether the head is better with the part, by more than chance."""
+        return self.gain > max(_LEAST, _ERRORS * self.error)
+
+    @property
+    def harms(self) -> bool:
+        """Whether the head is better without the part, by more than chance."""
+        return self.gain < -max(_LEAST, _ERRORS * self.error)
+
+
+def parts_of(head: CheckedHead) -> Iterator[Part]:
+    """Yields the parts of a head, from its inputs to its output."""
+    if isinstance(head, Heads):
+        yield from _of_medusa(head)
+        return
+    if isinstance(head, MtpHead):
+        named = [("embeddings", head.embedding_norm), ("the target's states", head.state_norm)]
+        named += [one for number, block in enumerate(head.blocks) for one in _of_block(number, block)]
+    else:
+        named = _of_layers(head.head if isinstance(head, PEagleHead) else head)
+    yield from (Part(name, head, [module]) for name, module in named)
+
+
+def _of_layers(head: Eagle3Head | BlockHead) -> list[tuple[str, Module]]:
+    named: list[tuple[str, Module]] = []
+    if isinstance(head, Eagle3Head):
+        named.append(("embeddings", head.midlayer.input_layernorm))
+        layers: list[Any] = [head.midlayer, *head.more]
+    else:
+        layers = list(head.layers)
+    named.append(("the target's states", head.fc))
+    for number, layer in enumerate(layers):
+        named.append((f"the attention of layer {number}", layer.self_attn.o_proj))
+        named.append((f"the MLP of layer {number}", layer.mlp.down_proj))
+    if isinstance(head, BlockHead):
+        if head.markov_head is not None:
+            named.append(("the correction", head.markov_head.markov_w2))
+        if head.embed_proj is not None:
+            named.append(("the correction", head.embed_proj))
+    return named
+
+
+def _of_block(number: int, block: Any) -> list[tuple[str, Module]]:
+    """Returns the parts of one of transformers' blocks: a decoder layer, or one of Nemotron-H's mixers."""
+    if hasattr(block, "mixer"):
+        return [(f"block {number}", block.mixer)]
+    return [(f"the attention of layer {number}", block.self_attn), (f"the MLP of layer {number}", block.mlp)]
+
+
+def _of_medusa(heads: Heads) -> Iterator[Part]:
+    if not heads.weight.any():
+        return  # published without residual blocks
+    for number in range(heads.count):
+        kept = torch.ones(heads.count, 1, 1, dtype=heads.weight.dtype, device=heads.weight.device)
+        kept[number] = 0
+        changed = {name: getattr(heads, name).detach() * kept for name in ("weight", "bias")}
+        yield Part(f"the residual block of head {number}", with_parameters(heads, changed))
+
+
+@contextmanager
+def _silent(part: Part) -> Iterator[None]:
+    """Within it the modules of `part` put out zeros."""
+    hooks = [module.register_forward_hook(_zeros) for module in part.modules]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _zeros(module: Module, inputs: Any, out: Any) -> Any:
+    """Returns zeros in place of a module's states, which come first where it gives more."""
+    if isinstance(out, Tensor):
+        return torch.zeros_like(out)
+    return (torch.zeros_like(out[0]), *out[1:])
+
+
+@torch.no_grad()
+def added_by_parts(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, depths: int) -> list[Added]:
+    """Returns the use of every part on the target's own text after each of `prompts`."""
+    depths = depths_of(head, depths)
+    layers = int(target.config.get_text_config(decoder=True).num_hidden_layers)
+    texts = [known_text(target, rows.tokens, head.taps_in(layers)) for rows in prompts]
+    whole, _ = _judged(target, Part("", head), prompts, texts, depths)
+    found: list[Added] = []
+    for part in parts_of(head):
+        with _silent(part):
+            likely, shares = _judged(target, part, prompts, texts, depths)
+        gains = whole - likely
+        error = float(gains.std() / len(gains) ** 0.5) if len(gains) > 1 else float("inf")
+        found.append(
+            Added(name=part.name, by_depth=tuple(shares.tolist()), gain=float(gains.mean()), error=error)
+        )
+    return found
+
+
+def _judged(
+    target: Any, part: Part, prompts: Sequence[Rows], texts: Sequence[KnownText], depths: int
+) -> tuple[Tensor, Tensor]:
+    """Returns the mean log-likelihood of each text `[prompts]`, and shares of right guesses `[depths]`."""
+    likely: list[Tensor] = []
+    right, total = torch.zeros(depths), torch.zeros(depths)
+    for rows, text in zip(prompts, texts, strict=True):
+        first = max(rows.prompt - 2, 0)
+        wanted = rows.tokens[:, 2:][:, first:]
+        own: list[Tensor] = []
+        for depth, logits in enumerate(text.guesses(target, part.head, depths=depths, first=first)):
+            # A draft that began before the text guesses none of it.
+            before = max(depth - first, 0)
+            guess, next_ = logits[:, before:].float().cpu(), wanted[:, before:]
+            chances = guess.log_softmax(-1).gather(-1, next_.unsqueeze(-1))
+            own.append(chances.clamp(min=-_UNLIKELY).flatten())
+            right[depth] += (guess.argmax(-1) == next_).sum()
+            total[depth] += next_.numel()
+        likely.append(torch.cat(own).mean())
+    return torch.stack(likely), right / total.clamp(min=1)
