@@ -18,6 +18,7 @@ from torch.nn import Module
 from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.drafters.medusa import Heads
 from draftwood.strategies.heads.eagle3 import Eagle3Head
+from draftwood.strategies.heads.hydra import HydraHead
 from draftwood.strategies.heads.peagle import PEagleHead
 from draftwood.strategies.mtp.head import MtpHead
 
@@ -26,8 +27,8 @@ from .known_text import KnownText, known_text
 from .loading import CheckedHead, depths_of
 from .variants import with_parameters
 
-_ERRORS = 2.0  # standard errors from prompt to prompt, within which a part adds nothing
-_LEAST = 0.01  # nats a token, likewise
+_LEAST = 0.01  # nats a token, within which a part adds nothing
+_ERRORS = 2.0  # standard errors from prompt to prompt, within which it does not harm
 _UNLIKELY = 20.0  # nats, that a token counts at most: some are never proposed
 
 
@@ -64,9 +65,9 @@ class Added:
     error: float
 
     @property
-    def helps(self) -> bool:
-        """Whether the head is better with the part, by more than chance."""
-        return self.gain > max(_LEAST, _ERRORS * self.error)
+    def idle(self) -> bool:
+        """Whether the head is no better with the part."""
+        return self.gain < _LEAST
 
     @property
     def harms(self) -> bool:
@@ -82,6 +83,8 @@ def parts_of(head: CheckedHead) -> Iterator[Part]:
     if isinstance(head, MtpHead):
         named = [("embeddings", head.embedding_norm), ("the target's states", head.state_norm)]
         named += [one for number, block in enumerate(head.blocks) for one in _of_block(number, block)]
+    elif isinstance(head, HydraHead):
+        named = _of_hydra(head)
     else:
         named = _of_layers(head.head if isinstance(head, PEagleHead) else head)
     yield from (Part(name, head, [module]) for name, module in named)
@@ -121,6 +124,16 @@ def _of_medusa(heads: Heads) -> Iterator[Part]:
         kept[number] = 0
         changed = {name: getattr(heads, name).detach() * kept for name in ("weight", "bias")}
         yield Part(f"the residual block of head {number}", with_parameters(heads, changed))
+
+
+def _of_hydra(head: HydraHead) -> list[tuple[str, Module]]:
+    layers: list[Any] = [] if head.prefix is None else [head.prefix]
+    blocks: list[Any] = list(head.heads)
+    return [
+        *(("the attention before the heads", layer.self_attn.o_proj) for layer in layers),
+        *(("the MLP before the heads", layer.mlp.down_proj) for layer in layers),
+        *((f"the projection of head {number}", own[0].res_connection) for number, own in enumerate(blocks)),
+    ]
 
 
 @contextmanager

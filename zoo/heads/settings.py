@@ -16,6 +16,7 @@ from draftwood.base.errors import InvalidInput
 from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.drafters.medusa import Heads
 from draftwood.strategies.heads.eagle3 import Eagle3Head
+from draftwood.strategies.heads.hydra import HydraHead
 from draftwood.strategies.heads.peagle import PEagleHead
 from draftwood.strategies.mtp.head import MtpHead
 
@@ -85,7 +86,8 @@ def settings(head: CheckedHead, target: Any) -> Iterator[Setting]:
     if isinstance(head, Heads):
         for variant in medusa_variants(head, target):
             yield Setting(variant.name, variant.head, taps, cause=variant.cause)
-        yield Setting("states of one layer lower", head, (layers - 1,), cause=_TAPS)
+    if isinstance(head, Heads | HydraHead):
+        yield Setting("states of one layer lower", head, (taps[0] - 1,), cause=_TAPS)
         return
     yield from _of_taps(head, taps, layers)
     for shift in (-1, 1):

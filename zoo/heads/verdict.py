@@ -14,6 +14,7 @@ import torch
 
 from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.drafters.medusa import Heads
+from draftwood.strategies.heads.hydra import HydraHead
 from draftwood.strategies.heads.peagle import PEagleHead
 from draftwood.strategies.mtp.head import MtpHead
 
@@ -25,6 +26,7 @@ from .parts import Added
 from .settings import Found
 
 _OF_FIRST = 0.4  # share of the first token's, below which the second says that drafting on fails
+_OF_SETTING = 0.05  # of tokens, by which a setting must be better where leaving a part out is better too
 _OF_MAP = 0.1  # of first tokens, by which another map must be better before the map is blamed
 
 
@@ -76,9 +78,16 @@ def verdict_of(
     if cause is not None:
         return Verdict(Grade.broken, cause)
     first = found[0].by_depth[0]
-    if first >= floors.least:
+    idle = " and ".join(one.name for one in added if one.idle)
+    if first >= floors.least and not idle:
         return Verdict(
             Grade.right, "The configured setting is the best of these, and above what needs no head."
+        )
+    if first >= floors.least:
+        return Verdict(
+            Grade.weak,
+            f"The head is weaker than it could be: without {idle} its guesses are no worse, so those weights "
+            "are damaged or hardly trained. Copy them again, or train the head longer.",
         )
     gained = sum(accumulate(found[0].by_depth, mul))
     lookup = " Prompt lookup guesses more here." if floors.lookup > first else ""
@@ -86,7 +95,7 @@ def verdict_of(
         Grade.weak,
         f"The head is weak: {first:.3f} of first tokens are right, where one that is well trained has "
         f"{floors.least:.3f} at least, so a chain of {len(found[0].by_depth)} gains {gained:.2f} tokens per "
-        f"round.{lookup} All of its parts help, so train it longer.",
+        f"round.{lookup} Each of its parts helps, so train it longer.",
     )
 
 
@@ -112,12 +121,12 @@ def _cause(
             "The head is broken: its map d2t names wrong tokens, for its guesses do tell what follows; "
             "copy the map of this very head."
         )
-    if best is not None:
+    harmful = min((one for one in added if one.harms), key=lambda one: one.gain, default=None)
+    if best is not None and (harmful is None or best.gain > _OF_SETTING):
         return (
             f"Another setting than the configured one is better: {best.name}, by {best.gain:.3f} of the "
             f"tokens. So {best.cause}."
         )
-    harmful = min((one for one in added if one.harms), key=lambda one: one.gain, default=None)
     if harmful is not None:
         return (
             f"The head is broken: without {harmful.name} its guesses are better, by {-harmful.gain:.3f} nats "
@@ -129,12 +138,12 @@ def _cause(
             f"chance, and none of {len(found) - 1} other settings mends it. Its weights are not trained, "
             "damaged, or another target's."
         )
-    useless = next((one for one in added if not one.helps), None)
-    if below and useless is not None:
+    idle = next((one for one in added if one.idle), None)
+    if below and idle is not None:
         return (
             f"The head is broken: {first:.3f} of first tokens are right, where one that was made for this "
-            f"target has {floors.least:.3f} at least, and {useless.name} add(s) nothing to it. Its weights "
-            "are not trained enough, damaged, or another target's."
+            f"target has {floors.least:.3f} at least, and without {idle.name} its guesses are no worse. Its "
+            "weights are not trained, damaged, or another target's."
         )
     return _cause_of_second(head, found[0].by_depth, len(found) - 1, floors)
 
@@ -162,7 +171,7 @@ def _is_blind(head: CheckedHead) -> bool:
 
 
 def _cause_of_depth(head: CheckedHead) -> str:
-    if isinstance(head, Heads):
+    if isinstance(head, Heads | HydraHead):
         return "its second head is damaged or another one's; copy it again"
     if isinstance(head, BlockHead | PEagleHead):
         return (
@@ -184,7 +193,7 @@ def _map_is_wrong(
 
     Each of its tokens is taken for that of the target which most often follows it in the other texts.
     """
-    if isinstance(head, MtpHead | Heads) or head.all_tokens:
+    if isinstance(head, MtpHead | Heads | HydraHead) or head.all_tokens:
         return False
     layers = int(target.config.get_text_config(decoder=True).num_hidden_layers)
     seen: list[list[tuple[int, int]]] = []
