@@ -23,13 +23,13 @@ from draftwood.strategies.heads.peagle import PEagleHead
 from draftwood.strategies.mtp.head import MtpHead
 
 from ..distil.rows import Rows
-from .known_text import KnownText, known_text
+from .known_text import known_text
 from .loading import CheckedHead, depths_of
+from .settings import judged, mean_and_error
 from .variants import with_parameters
 
 _LEAST = 0.01  # nats a token, within which a part adds nothing
 _ERRORS = 2.0  # standard errors from prompt to prompt, within which it does not harm
-_UNLIKELY = 20.0  # nats, that a token counts at most: some are never proposed
 
 
 @attrs.frozen(eq=False)
@@ -75,16 +75,16 @@ class Added:
         return self.gain < -max(_LEAST, _ERRORS * self.error)
 
 
-def parts_of(head: CheckedHead) -> Iterator[Part]:
-    """Yields the parts of a head, from its inputs to its output."""
+def parts_of(head: CheckedHead, depths: int) -> Iterator[Part]:
+    """Yields the parts of a head that its first `depths` guesses use, from its inputs to its output."""
     if isinstance(head, Heads):
-        yield from _of_medusa(head)
+        yield from _of_medusa(head, depths)
         return
     if isinstance(head, MtpHead):
         named = [("embeddings", head.embedding_norm), ("the target's states", head.state_norm)]
         named += [one for number, block in enumerate(head.blocks) for one in _of_block(number, block)]
     elif isinstance(head, HydraHead):
-        named = _of_hydra(head)
+        named = _of_hydra(head, depths)
     else:
         named = _of_layers(head.head if isinstance(head, PEagleHead) else head)
     yield from (Part(name, head, [module]) for name, module in named)
@@ -116,19 +116,19 @@ def _of_block(number: int, block: Any) -> list[tuple[str, Module]]:
     return [(f"the attention of layer {number}", block.self_attn), (f"the MLP of layer {number}", block.mlp)]
 
 
-def _of_medusa(heads: Heads) -> Iterator[Part]:
+def _of_medusa(heads: Heads, depths: int) -> Iterator[Part]:
     if not heads.weight.any():
         return  # published without residual blocks
-    for number in range(heads.count):
+    for number in range(depths):
         kept = torch.ones(heads.count, 1, 1, dtype=heads.weight.dtype, device=heads.weight.device)
         kept[number] = 0
         changed = {name: getattr(heads, name).detach() * kept for name in ("weight", "bias")}
         yield Part(f"the residual block of head {number}", with_parameters(heads, changed))
 
 
-def _of_hydra(head: HydraHead) -> list[tuple[str, Module]]:
+def _of_hydra(head: HydraHead, depths: int) -> list[tuple[str, Module]]:
     layers: list[Any] = [] if head.prefix is None else [head.prefix]
-    blocks: list[Any] = list(head.heads)
+    blocks: list[Any] = list(head.heads)[:depths]
     return [
         *(("the attention before the heads", layer.self_attn.o_proj) for layer in layers),
         *(("the MLP before the heads", layer.mlp.down_proj) for layer in layers),
@@ -160,36 +160,15 @@ def added_by_parts(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, d
     depths = depths_of(head, depths)
     layers = int(target.config.get_text_config(decoder=True).num_hidden_layers)
     texts = [known_text(target, rows.tokens, head.taps_in(layers)) for rows in prompts]
-    whole, _ = _judged(target, Part("", head), prompts, texts, depths)
+    right, likely, total = judged(target, head, prompts, texts, depths=depths)
+    whole = likely.sum(1) / total.sum(1).clamp(min=1)
     found: list[Added] = []
-    for part in parts_of(head):
+    for part in parts_of(head, depths):
         with _silent(part):
-            likely, shares = _judged(target, part, prompts, texts, depths)
-        gains = whole - likely
-        error = float(gains.std() / len(gains) ** 0.5) if len(gains) > 1 else float("inf")
+            right, likely, _ = judged(target, part.head, prompts, texts, depths=depths)
+        gain, error = mean_and_error(whole - likely.sum(1) / total.sum(1).clamp(min=1))
+        shares = right.sum(0) / total.sum(0).clamp(min=1)
         found.append(
-            Added(name=part.name, by_depth=tuple(shares.tolist()), gain=float(gains.mean()), error=error)
+            Added(name=part.name, by_depth=tuple(shares.tolist()), gain=float(gain), error=float(error))
         )
     return found
-
-
-def _judged(
-    target: Any, part: Part, prompts: Sequence[Rows], texts: Sequence[KnownText], depths: int
-) -> tuple[Tensor, Tensor]:
-    """Returns the mean log-likelihood of each text `[prompts]`, and shares of right guesses `[depths]`."""
-    likely: list[Tensor] = []
-    right, total = torch.zeros(depths), torch.zeros(depths)
-    for rows, text in zip(prompts, texts, strict=True):
-        first = max(rows.prompt - 2, 0)
-        wanted = rows.tokens[:, 2:][:, first:]
-        own: list[Tensor] = []
-        for depth, logits in enumerate(text.guesses(target, part.head, depths=depths, first=first)):
-            # A draft that began before the text guesses none of it.
-            before = max(depth - first, 0)
-            guess, next_ = logits[:, before:].float().cpu(), wanted[:, before:]
-            chances = guess.log_softmax(-1).gather(-1, next_.unsqueeze(-1))
-            own.append(chances.clamp(min=-_UNLIKELY).flatten())
-            right[depth] += (guess.argmax(-1) == next_).sum()
-            total[depth] += next_.numel()
-        likely.append(torch.cat(own).mean())
-    return torch.stack(likely), right / total.clamp(min=1)

@@ -114,8 +114,11 @@ def _cause(
     first = found[0].by_depth[0]
     below = first < floors.least
     # A setting that stays below the floor too does not mend the head, however clearly it is better.
-    mending = [one for one in found if one.clear and (not below or one.by_depth[0] >= floors.least)]
-    best = max(mending, key=lambda one: one.gain, default=None)
+    mending = [one for one in found[1:] if not below or one.by_depth[0] >= floors.least]
+    best = None
+    if any(one.clear for one in mending):
+        # The cause is the setting that mends most, which need not be the surest.
+        best = max((one for one in mending if one.gain >= 0), key=lambda one: one.likelier)
     if below and _map_is_wrong(target, head, prompts, first, floors):
         return (
             "The head is broken: its map d2t names wrong tokens, for its guesses do tell what follows; "
@@ -125,7 +128,7 @@ def _cause(
     if best is not None and (harmful is None or best.gain > _OF_SETTING):
         return (
             f"Another setting than the configured one is better: {best.name}, by {best.gain:.3f} of the "
-            f"tokens. So {best.cause}."
+            f"tokens and {best.likelier:.2f} nats per token. So {best.cause}."
         )
     if harmful is not None:
         return (
