@@ -1,7 +1,7 @@
 """A head without one of its parts: what a part adds, by how likely the target's tokens are without it.
 
 A part that was trained makes the target's tokens likelier. One whose weights are damaged or another head's
-makes them less likely, long before the head's guesses fall to those of chance.
+makes them less likely, long before the head guesses no more than chance.
 """
 
 from __future__ import annotations
