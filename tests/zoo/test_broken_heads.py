@@ -378,7 +378,10 @@ def flipped(heads: Any) -> None:
 MEDUSA: dict[str, tuple[Callable[[Any], Any], str]] = {
     "right": (lambda heads: None, "the best of these|weaker than it could be"),
     "the opposite order": (flipped, "heads in the opposite order"),
-    "a random output head": (lambda heads: heads.output[0].copy_(noise(heads.output[0])), "output head, by"),
+    "a random output head": (
+        lambda heads: heads.output[0].copy_(noise(heads.output[0])),
+        "head 0 its guesses are better",
+    ),
     "a random residual block": (
         lambda heads: heads.weight[1].normal_(generator=torch.Generator().manual_seed(1)),
         "without the residual block of head 1 its guesses are better",

@@ -133,7 +133,7 @@ def _cause(
     if harmful is not None:
         return (
             f"The head is broken: without {harmful.name} its guesses are better, by {-harmful.gain:.3f} nats "
-            "per token. Those weights are damaged or another head's; copy them again."
+            "per token. Those weights, or those that read it, are damaged or another head's; copy them again."
         )
     if first < floors.chance:
         return (
