@@ -111,14 +111,14 @@ def test_a_head_is_checked_after_conversations(
     check_head_compared = check_head.compared
     monkeypatch.setattr(check_head, "compared", noted)
     call = ("check-head", chatting, tmp_path / "head", "--prompts", 2, "--tokens", 8, "--depths", 1, "--chat")
-    result = draftwood(*call, "--data", lines(tmp_path / "asked.jsonl", MESSAGES, TURNS))
-    assert result.exit_code in (0, 1), result.output
-    assert "as configured" in result.stdout
     answer = greedy(chatting, "user: Hello there? ~bot:", 8)
-    assert read == [
-        "user: Hello? ~assistant: Yes. ~user: And then? ~bot:",
-        f"user: Hello there? ~assistant: {answer} ~user: And then? ~bot:",
-    ]
+    for row, text in (
+        (MESSAGES, "user: Hello? ~assistant: Yes. ~user: And then? ~bot:"),
+        (TURNS, f"user: Hello there? ~assistant: {answer} ~user: And then? ~bot:"),
+    ):
+        result = draftwood(*call, "--data", lines(tmp_path / "asked.jsonl", row, row))
+        assert "as configured" in result.stdout, result.output
+        assert read[-2:] == [text, text]
     assert "has no chat template; leave it out" in refused(
         "check-head", "llama-draft", tmp_path / "head", *call[3:]
     )
