@@ -4,6 +4,7 @@ from draftwood.strategies.drafters.block_drafter import BlockDrafter
 from draftwood.strategies.drafters.cached_suffixes import CachedSuffixes
 from draftwood.strategies.drafters.depth_marginals import DepthMarginals
 from draftwood.strategies.drafters.eagle3 import Eagle3
+from draftwood.strategies.drafters.hydra import Hydra
 from draftwood.strategies.drafters.layer_skip import LayerSkip
 from draftwood.strategies.drafters.medusa import MedusaHeads
 from draftwood.strategies.drafters.model import ModelDrafter
@@ -24,6 +25,7 @@ __all__ = [
     "CachedSuffixes",
     "DepthMarginals",
     "Eagle3",
+    "Hydra",
     "LayerSkip",
     "MedusaHeads",
     "ModelDrafter",

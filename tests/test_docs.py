@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from draftwood import zoo
 from draftwood.protocols import registry
 from draftwood.strategies.policies.cost_aware import CostAware
+from tests.fake_hub import COMMIT, empty_hub
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -43,12 +45,21 @@ def test_the_examples_of_trees_run(tmp_path, monkeypatch, capsys):
     assert known["ids"].shape[1] > len(known["inputs"][0])
 
 
-def test_the_example_of_heads_runs():
+def test_the_examples_of_heads_run(tmp_path, monkeypatch):
+    """The walk from two hub names to a text, and the same with objects."""
+    place = empty_hub(tmp_path, monkeypatch)
+    for name, repository in (("llama-7m", "org/model"), ("llama-7m-eagle3", "org/head")):
+        shutil.copytree(zoo.path(name), place(repository))
+    zoo.tokenizer().save_pretrained(tmp_path / "models--org--model" / "snapshots" / COMMIT)
     known: dict[str, Any] = {}
     text = (DOCS / "heads.md").read_text(encoding="utf-8")
-    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+    walk, objects = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    for code in (walk, objects):
         exec(compile(code, "heads.md", "exec"), known)
+        assert type(known["decoder"].drafter).__name__ == "Eagle3"
     prompt = zoo.tokenizer()("Dear Sir,")["input_ids"]
+    assert known["prompt"] == prompt
+    assert len(prompt) < known["ids"].shape[1] <= len(prompt) + 64
     assert known["decoder"].generate([prompt], max_new_tokens=4).shape == (1, len(prompt) + 4)
 
 

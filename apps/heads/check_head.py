@@ -19,6 +19,7 @@ from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.zoo.distil.rows import Rows, continued
 from draftwood.zoo.heads.floors import Floors, floors_of
 from draftwood.zoo.heads.loading import load_for
+from draftwood.zoo.heads.parts import Added, added_by_parts
 from draftwood.zoo.heads.settings import AS_CONFIGURED, Found, compared
 from draftwood.zoo.heads.verdict import verdict_of
 
@@ -46,9 +47,10 @@ def check_head(
 
     TARGET continues prompts greedily, and HEAD guesses on: as its file says, with other taps, positions,
     norms and rotations, with its map read otherwise, and with the target's own embeddings and output head.
-    A wrong setting raises no error anywhere, but few drafted tokens are accepted. Exits with 1 where another
-    setting is clearly better than the configured one, or where the head guesses too few tokens in all of
-    them, and names the cause.
+    A wrong setting raises no error anywhere, but few drafted tokens are accepted. Parts of the head are left
+    out too: one that was trained helps. Says whether the head is right, weak or broken, and exits with 1
+    only for a broken one: another setting is clearly better, a part harms, or chance guesses as much. Names
+    the cause.
 
     \b
     Examples:
@@ -73,8 +75,9 @@ def check_head(
     rows = [_continued(model, ids, tokens) for ids in given]
     floors = floors_of(rows)
     found = compared(model, made, rows, depths=depths)
-    _show(made, found, floors, len(rows))
-    verdict = verdict_of(model, made, rows, found, floors)
+    added = added_by_parts(model, made, rows, depths=depths)
+    _show(made, found, floors, added, len(rows))
+    verdict = verdict_of(model, made, rows, found, floors, added)
     to_stderr(verdict.sentence)
     if verdict.broken:
         raise typer.Exit(FAILED)
@@ -117,7 +120,7 @@ def _continued(model: Any, ids: Sequence[int], tokens: int) -> Rows:
     return continued(model, prompt, new_tokens=tokens, temperature=0.0, seed=0)
 
 
-def _show(head: Any, found: list[Found], floors: Floors, prompts: int) -> None:
+def _show(head: Any, found: list[Found], floors: Floors, added: Sequence[Added], prompts: int) -> None:
     from rich import box
     from rich.table import Table
 
@@ -131,13 +134,17 @@ def _show(head: Any, found: list[Found], floors: Floors, prompts: int) -> None:
     for one in found:
         beside = "" if one.name == AS_CONFIGURED else f"{one.gain:+.3f}"
         table.add_row(one.name, *(f"{share:.3f}" for share in one.by_depth), beside)
+    for part in added:
+        shares = (f"{share:.3f}" for share in part.by_depth)
+        table.add_row(f"without {part.name}", *shares, f"{-part.gain:+.2f} nats")
     for name, share in (("the most frequent token", floors.unigram), ("prompt lookup", floors.lookup)):
         table.add_row(f"without a head: {name}", f"{share:.3f}")
     console = PlainConsole()
-    longest = head.max_positions
+    longest = getattr(head, "max_positions", None)
     made_for = "texts of any length" if longest is None else f"{longest} tokens"
     console.print(
         f"Share of the target's greedy tokens that the head guesses, {prompts} prompts, where its guesses "
-        f"before are right. It was made for {made_for}."
+        f"before are right, and without each part the log-likelihood of these tokens. It was made for "
+        f"{made_for}."
     )
     console.print(table)

@@ -18,9 +18,9 @@ def convert_head(
 ) -> None:
     """Make safetensors of a head's pickled weights.
 
-    A pickle can run code when it is read. This reads pytorch_model.bin, or Medusa's medusa_lm_head.pt, with
-    torch.load(weights_only=True), which refuses all but plain tensors, writes them to OUT under the same
-    names, and copies config.json.
+    A pickle can run code when it is read. This reads pytorch_model.bin, medusa_lm_head.pt or
+    hydra_lm_head.pt with torch.load(weights_only=True), which refuses all but plain tensors, writes them to
+    OUT under the same names, and copies config.json.
 
     \b
     Examples:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftwood import InvalidInput
@@ -73,6 +73,35 @@ def mask_token(described: Mapping[str, Any], vocab_size: int, where: str) -> int
     if type(token) is not int or not 0 <= token < vocab_size:
         raise InvalidInput(f"mask_token_id is {token!r:.60} in {where}; give a token below {vocab_size}.")
     return token
+
+
+REPEATS = frozenset({"dspark_noise_token_id", "dspark_target_layer_ids", "eagle_aux_hidden_state_layer_ids"})
+"""Keys by which converters say the mask's token and the taps a second time, for other programs."""
+
+
+def check_repeats(described: Mapping[str, Any], taps: Sequence[int], mask: int, where: str) -> None:
+    """Refuse a description whose repeats say something else than its usual keys.
+
+    Args:
+        described: its keys at every depth.
+        taps: layers of the target by their input.
+        mask: the token of the slots after the root.
+        where: it is stored, for messages.
+
+    Raises:
+        InvalidInput: such a key.
+    """
+    same = {
+        "dspark_noise_token_id": mask,
+        "dspark_target_layer_ids": [tap - 1 for tap in taps],
+        "eagle_aux_hidden_state_layer_ids": list(taps),
+    }
+    for key, value in same.items():
+        if described.get(key) not in (None, value):
+            raise InvalidInput(
+                f"{key} is {described[key]!r:.60} in {where}, whose other keys make it {value!r:.60}; copy "
+                "its description again."
+            )
 
 
 def markov(

@@ -25,6 +25,7 @@ _ANYWHERE = (
     | keys.GRU_KEYS
     | {"block_size", "mask_token_id", "num_target_layers", "target_hidden_size", "target_layer_ids"}
     | {"sample_from_anchor", "target_num_hidden_layers"}
+    | keys.REPEATS
 )
 _OUTER = Table(
     read=(LAYER_KEYS - keys.TIED.keys()) | _ANYWHERE | {*keys.TABLES, "draft_vocab_size", "is_causal"},
@@ -107,6 +108,8 @@ def described(description: Mapping[str, Any], tensors: Collection[str], where: s
             f"num_target_layers is {both['num_target_layers']!r:.20} in {where}, which taps {len(taps)} of "
             f"{target_layers} layers; copy its description again."
         )
+    mask = keys.mask_token(both, vocabulary, where)
+    keys.check_repeats(both, taps, mask, where)
     proposed = whole_number(description, "draft_vocab_size", where=where, default=vocabulary)
     features = whole_number(both, "target_hidden_size", where=where, default=width)
     return BlockConfig(
@@ -116,7 +119,7 @@ def described(description: Mapping[str, Any], tensors: Collection[str], where: s
         taps=taps,
         draft_vocab_size=None if proposed == vocabulary else proposed,
         block_size=whole_number(both, "block_size", where=where),
-        mask_token_id=keys.mask_token(both, vocabulary, where),
+        mask_token_id=mask,
         causal=_causal(description, inner, types, layers, where),
         windows=_windows(description, inner, types, layers, where),
         own_embedding="embed_tokens.weight" in tensors,

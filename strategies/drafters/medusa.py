@@ -62,6 +62,16 @@ class Heads(torch.nn.Module):
         states = states + silu(torch.baddbmm(self.bias, states, self.weight.mT))
         return torch.bmm(states, self.output.mT)
 
+    def guess(self, number: int, hidden: Tensor) -> Tensor:
+        """Returns logits `[..., vocab]` of the head `number` for states `[..., hidden]`."""
+        states = hidden + silu(hidden @ self.weight[number].mT + self.bias[number, 0])
+        logits: Tensor = states @ self.output[number].mT
+        return logits
+
+    def taps_in(self, layers: int) -> tuple[int, ...]:
+        """Returns the layer whose features the target's output head reads, of a target of `layers` layers."""
+        return (layers,)
+
 
 def save_heads(heads: Heads, folder: str | PathLike[str], *, target: str) -> None:
     """Write `heads.safetensors` (dtype as it is) and `heads.json` into `folder`; `target` names the model."""

@@ -1,4 +1,4 @@
-"""The common part of drafters with a head over pairs: EAGLE-3's and MTP layers."""
+"""The common part of drafters with a head over pairs: EAGLE-3's, MTP layers and Hydra heads."""
 
 from __future__ import annotations
 
@@ -114,14 +114,14 @@ def check_sizes(target: StateBackend, *, width: int, vocabulary: int, kind: str)
         target: of the head.
         width: of the features that it reads.
         vocabulary: tokens that it knows.
-        kind: of the head, as `draftwood train` calls it.
+        kind: of the head, as drafters are called.
 
     Raises:
         UnsupportedModel: it gives none.
         IncompatibleModels: another width or vocabulary.
     """
     if not target.feature_layers:
-        name = {"eagle3": "an EAGLE-3 head", "mtp": "an MTP layer"}[kind]
+        name = {"eagle3": "an EAGLE-3 head", "hydra": "a Hydra head", "mtp": "an MTP layer"}[kind]
         raise UnsupportedModel(
             f"{type(target).__name__} declares no features (its feature_layers is 0), which {name} reads; "
             "draft with a model or by prompt lookup."
@@ -133,5 +133,5 @@ def check_sizes(target: StateBackend, *, width: int, vocabulary: int, kind: str)
         if ours != theirs:
             raise IncompatibleModels(
                 f"The head was made for {what} {ours}, but the target's is {theirs}; use one that was made "
-                f"for this target, or train it with `draftwood train {kind}`."
+                f"for this target{'' if kind == 'hydra' else f', or train it with `draftwood train {kind}`'}."
             )

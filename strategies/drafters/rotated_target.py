@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from draftwood import InvalidInput, StateBackend, UnsupportedModel
-from draftwood.strategies.drafters.target import checkpoint_of
+from draftwood.strategies.drafters.target import checkpoint_of, repository_of
 from draftwood.strategies.heads.rotation import Rotation, read_rotation, rotation_in
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ def _rotation_of(target: StateBackend, told: str | None) -> Rotation | None:
     if told is not None:
         return read_rotation(Path(told))
     folder = checkpoint_of(target)
-    return None if folder is None else rotation_in(folder)
+    return None if folder is None else rotation_in(folder, repository_of(target))
 
 
 @torch.no_grad()

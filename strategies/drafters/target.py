@@ -27,8 +27,7 @@ def checkpoint_of(target: StateBackend) -> Path | None:
 
     None where it was not loaded from one, or its files are not here.
     """
-    config = getattr(getattr(target, "model", None), "config", None)
-    name = str(getattr(config, "name_or_path", "") or "")
+    name = _name_of(target)
     if not name or Path(name).is_dir():
         return Path(name) if name else None
     from transformers.utils import cached_file
@@ -38,3 +37,14 @@ def checkpoint_of(target: StateBackend) -> Path | None:
     except OSError:
         return None
     return None if found is None else Path(found).parent
+
+
+def repository_of(target: StateBackend) -> str | None:
+    """Returns the hub name by which `target` was loaded; None where it was loaded from a folder or made."""
+    name = _name_of(target)
+    return name if name and not Path(name).is_dir() else None
+
+
+def _name_of(target: StateBackend) -> str:
+    config = getattr(getattr(target, "model", None), "config", None)
+    return str(getattr(config, "name_or_path", "") or "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from math import inf
 from os import PathLike
@@ -13,6 +14,7 @@ import attrs
 from draftwood import InvalidInput
 from draftwood.strategies.heads.files import CONFIG, INDEX, PICKLES, WEIGHTS, files_of_index
 
+log = logging.getLogger(__name__)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SECONDS = 60.0
 _missed: dict[str, float] = {}
@@ -77,6 +79,34 @@ def on_hub(folder: str | PathLike[str]) -> OnHub | None:
             f"be looked up on the hub ({reason}); download it first, or try again."
         ) from error
     return OnHub(tensors, any("tokenizer" in file for file in files))
+
+
+def beside(folder: Path, file: str, repository: str | None) -> Path:
+    """Returns the place of `file` in `folder`, whether it is there or not.
+
+    Args:
+        folder: a checkpoint's, in the hub's cache for a repository.
+        file: its name.
+        repository: where it is fetched from if it is not here; None: nowhere.
+    """
+    place = folder / file
+    if repository is None or place.is_file():
+        return place
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError
+
+    # A folder of the cache is called by its commit.
+    commit = folder.name
+    known = try_to_load_from_cache(repository, file, revision=commit)
+    if known is not None:
+        return Path(known) if isinstance(known, str) else place
+    try:
+        return Path(hf_hub_download(repository, file, revision=commit))
+    except EntryNotFoundError:
+        log.debug("%s has no %s.", repository, file)
+    except Exception as error:  # of the network, the hub or the disk, in many classes
+        log.info("%s cannot be asked for %s (%s).", repository, file, type(error).__name__)
+    return place
 
 
 def folder_of(name: str | PathLike[str]) -> Path:

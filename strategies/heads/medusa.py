@@ -22,7 +22,7 @@ from draftwood.strategies.heads.files import (
 from draftwood.strategies.heads.keys import Table, whole_number
 
 SAFE, PICKLE = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
-_COUNT, _LAYERS, _HYDRA = "medusa_num_heads", "medusa_num_layers", "hydra_num_heads"
+_COUNT, _LAYERS = "medusa_num_heads", "medusa_num_layers"
 _KEYS = Table(
     read={
         _COUNT, _LAYERS, "hidden_size", "max_paths", "max_seq_len", "num_heads", "num_hidden_layers", "topk",
@@ -36,15 +36,12 @@ _OUTPUT = pattern(r"(\d+)\.(\d+)\.weight|lm_heads\.(\d+)\.weight")
 
 
 def is_medusa(folder: str | PathLike[str]) -> bool:
-    """Returns whether the description in `folder` is that of published Medusa heads, readable or not.
-
-    Hydra's, which are of the same form and read the drafted tokens too, are among those that are not.
-    """
+    """Returns whether the description in `folder` is that of published Medusa heads, readable or not."""
     try:
         description = read_description(folder)
     except InvalidInput:
         return False
-    return bool({_COUNT, _HYDRA} & description.keys()) or description.get("model_type") == "medusa"
+    return _COUNT in description or description.get("model_type") == "medusa"
 
 
 def read_medusa(folder: str | PathLike[str]) -> dict[str, Tensor]:
@@ -62,11 +59,6 @@ def read_medusa(folder: str | PathLike[str]) -> dict[str, Tensor]:
     folder = Path(folder)
     where = repr(str(folder))
     description = read_description(folder)
-    if _HYDRA in description:
-        raise InvalidInput(
-            f"{where} describes Hydra heads, which read the tokens drafted before; they are not supported, "
-            "so use Medusa heads or an EAGLE-3 head."
-        )
     _KEYS.check(description, where=where)
     layers = _layers(description, where)
     stored = {_short(name): tensor for name, tensor in _tensors(folder).items()}

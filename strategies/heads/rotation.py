@@ -18,6 +18,7 @@ from torch import Tensor
 from draftwood import InvalidInput, UnsupportedModel
 from draftwood.base.json_text import parse_json
 from draftwood.strategies.heads.files import CONFIG, check_floats, read_description, read_file
+from draftwood.strategies.heads.found import beside
 
 QUANTISED = "quant_model_description.json"
 _NAME = "global_rotation"
@@ -49,25 +50,30 @@ def undone(rotation: Rotation | None, states: Tensor) -> Tensor:
     return states if rotation is None else rotation.undone(states)
 
 
-def rotation_in(folder: Path) -> Rotation | None:
+def rotation_in(folder: Path, repository: str | None = None) -> Rotation | None:
     """Returns the rotation that the files of a target tell of; None where they tell of none.
 
     It is read where `quant_model_description.json` names its file, as msModelSlim writes it.
+
+    Args:
+        folder: with the files.
+        repository: of the hub, from which files that are not there are fetched; None: nothing is.
 
     Raises:
         InvalidInput: a file that is missing or corrupt, or one without an orthogonal matrix.
         UnsupportedModel: `config.json` says that the embeddings were transformed, and no file has the matrix.
     """
-    if (folder / QUANTISED).is_file():
+    description = beside(folder, QUANTISED, repository)
+    if description.is_file():
         try:
-            told = parse_json((folder / QUANTISED).read_bytes())
+            told = parse_json(description.read_bytes())
         except (OSError, ValueError) as error:
             raise InvalidInput(
                 f"{QUANTISED} in {str(folder)!r} is not sound JSON: {error}; copy it again."
             ) from error
         file = _inside(told, "optional", "quarot", "rotation_map", _NAME)
         if file is not None:
-            return read_rotation(folder / str(file))
+            return read_rotation(beside(folder, str(file), repository))
     try:
         config = read_description(folder)
     except InvalidInput:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -167,3 +168,24 @@ def trace_of() -> Callable[..., dict[str, Any]]:
         return json.loads(json.dumps(document))
 
     return write
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Callable[[str, str], Path]:
+    """Copies a model of the zoo without its tokenizer."""
+
+    def copy(name: str, to: str) -> Path:
+        shutil.copytree(zoo.path(name), tmp_path / to)
+        return tmp_path / to
+
+    return copy
+
+
+@pytest.fixture
+def chatting(copied: Callable[[str, str], Path]) -> Path:
+    """A draft model whose tokenizer has a chat template."""
+    folder = copied("llama-draft", "chat")
+    tokenizer = zoo.tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }} ~{% endfor %}bot:"
+    tokenizer.save_pretrained(folder)
+    return folder

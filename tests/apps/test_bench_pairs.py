@@ -39,28 +39,6 @@ def test_a_head_drafts_for_every_strategy_of_its_pair(draftwood, tmp_path, where
     assert {cell["key"]: cell for cell in cells(tmp_path / "r")} == found
 
 
-@pytest.fixture
-def chatting(tmp_path, copied):
-    """A draft model for itself, whose tokenizer has a chat template."""
-    folder = copied("llama-draft", "chat")
-    tokenizer = zoo.tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }} ~{% endfor %}bot:"
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def copied(tmp_path):
-    """Copies a model of the zoo without its tokenizer."""
-    import shutil
-
-    def copy(name: str, to: str) -> Any:
-        shutil.copytree(zoo.path(name), tmp_path / to)
-        return tmp_path / to
-
-    return copy
-
-
 def test_prompts_are_messages_of_the_template(draftwood, refused, chatting, tmp_path):
     file = tmp_path / "asked.jsonl"
     rows: list[Any] = [{"turns": ["Hello there?", "And then?"]}, {"turns": ["How many?"]}]

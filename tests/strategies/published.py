@@ -44,7 +44,7 @@ def layer_of(described: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _decoder(draw: Drawn, layer: dict[str, Any], prefix: str, wide: int, normed: bool) -> Tensors:
+def decoder_layer(draw: Drawn, layer: dict[str, Any], prefix: str, wide: int, normed: bool) -> Tensors:
     width, dim, inner = layer["hidden_size"], layer["head_dim"], layer["intermediate_size"]
     queries, keys = layer["num_attention_heads"] * dim, layer["num_key_value_heads"] * dim
     made = {
@@ -112,7 +112,7 @@ def pair_tensors(
         if number and prefix == "midlayer.":
             break  # the makers' classes build one
         here = prefix if not number else f"layers.{number}."
-        made |= _decoder(draw, layer, here, 2 * width if not number else width, normed)
+        made |= decoder_layer(draw, layer, here, 2 * width if not number else width, normed)
     made |= {f"{prefix}hidden_norm.weight": draw(width), "lm_head.weight": draw(proposed, width)}
     if own_table:
         made["embed_tokens.weight"] = draw(vocabulary, width) * 4
@@ -143,7 +143,7 @@ def block_tensors(described: dict[str, Any]) -> Tensors:
         "norm.weight": draw(width),
     }
     for number in range(layer["num_hidden_layers"]):
-        made |= _decoder(draw, layer, f"layers.{number}.", width, True)
+        made |= decoder_layer(draw, layer, f"layers.{number}.", width, True)
     proposed = described.get("draft_vocab_size") or vocabulary
     if described.get("speculators_model_type"):
         made |= {"embed_tokens.weight": draw(vocabulary, width) * 4, "lm_head.weight": draw(proposed, width)}

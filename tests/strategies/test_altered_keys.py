@@ -33,6 +33,9 @@ TEXT, WIDTH = 5, 64
 OUTSIDE = {"taps", "vocab_size", "max_positions", "target_layers", "mask_token_id", "block_size", "depths"}
 IDLE: dict[str, str] = {
     "algorithm": "a name",
+    "dflash_config": "it repeats the keys at the top",
+    "dspark_config": "the same",
+    "sample_from_anchor": "on by default where there is a correction",
     "default_proposal_method": "a setting of other programs",
     "proposal_methods": "settings of other programs, but for P-EAGLE",
     "verifier": "a name",

@@ -255,6 +255,21 @@ def test_two_keys_of_causal_layers_that_differ_are_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dspark_noise_token_id", 5),
+        ("dspark_target_layer_ids", [1, 4, 7]),
+        ("eagle_aux_hidden_state_layer_ids", [1, 4, 6]),
+    ],
+)
+def test_keys_that_repeat_others_must_agree(key: str, value: Any, tmp_path: Path) -> None:
+    described = CONFIGS["converted-qwen3-dspark"]
+    write(tmp_path, {**described, key: value}, block_tensors(described))
+    with pytest.raises(InvalidInput, match=f"{key} is .*, whose other keys make it .*; copy its description"):
+        load_block(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("key", "changes_nothing"),
     [
         *(

@@ -39,15 +39,6 @@ VLLM = {
     "truncated_vocab_size": VOCAB,
     "vocab_size": VOCAB,
 }
-HYDRA = {
-    "base_model_name_or_path": "lmsys/vicuna-13b-v1.3",
-    "grounded_heads": True,
-    "hidden_state_offset": 0,
-    "hydra_head_arch": "prefix-mlp",
-    "hydra_num_heads": 4,
-    "hydra_num_layers": 4,
-    "transformers_version": "4.33.2",
-}
 
 
 def tensors(count: int, layers: int, *, vllm: bool = False) -> dict[str, torch.Tensor]:
@@ -126,7 +117,6 @@ def test_a_pickle_is_converted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("described", "change", "sentence"),
     [
-        (HYDRA, {}, "describes Hydra heads, which read the tokens drafted before"),
         ({**VICUNA, "medusa_num_layers": 2}, {}, "medusa_num_layers is 2 in .*; Medusa heads with one resid"),
         ({**VICUNA, "medusa_num_heads": 3}, {}, r"holds 2 output head\(s\) .* names 3 head"),
         ({**VICUNA, "choices": []}, {}, "has the key 'choices', which is not known here"),

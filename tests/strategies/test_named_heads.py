@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import huggingface_hub.constants
+import huggingface_hub
 import pytest
 import torch
 
@@ -17,6 +17,7 @@ from draftwood.protocols.named_heads import named_head
 from draftwood.strategies.blocks.files import load_block, save_block
 from draftwood.strategies.heads.formats import load_head, save_head
 from draftwood.strategies.heads.peagle import load_peagle
+from tests.fake_hub import empty_hub
 from tests.strategies import block_heads, feature_heads
 
 NAME = "org/tiny-head"
@@ -46,16 +47,7 @@ KINDS: dict[str, tuple[str, Any, Callable[[Path], Any], Any]] = {
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
     """Makes the place of a repository's files where the hub's cache has them; nothing can be fetched."""
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-
-    def place(name: str) -> Path:
-        there = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
-        (there / "refs").mkdir(parents=True)
-        (there / "refs" / "main").write_text("a" * 40)
-        return there / "snapshots" / ("a" * 40)
-
-    return place
+    return empty_hub(tmp_path / "hub", monkeypatch)
 
 
 @pytest.mark.parametrize("kind", KINDS)

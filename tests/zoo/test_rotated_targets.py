@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,15 +19,17 @@ from safetensors.torch import load_file, save_file
 from draftwood import InvalidInput, Request, SpeculativeDecoder, UnsupportedModel, create, load, zoo
 from draftwood.apps.models.prompts import PROMPTS
 from draftwood.strategies.drafters.medusa import Heads
-from draftwood.strategies.drafters.rotated_target import check_not_rotated
+from draftwood.strategies.drafters.rotated_target import check_not_rotated, undo_rotation
 from draftwood.strategies.heads.formats import load_head
 from draftwood.strategies.heads.peagle import PEagleConfig, PEagleHead
 from draftwood.strategies.heads.rotation import rotation_in
 from draftwood.zoo.distil.rows import continued
 from draftwood.zoo.heads.floors import floors_of
 from draftwood.zoo.heads.loading import load_for
+from draftwood.zoo.heads.parts import added_by_parts
 from draftwood.zoo.heads.settings import compared
 from draftwood.zoo.heads.verdict import verdict_of
+from tests.fake_hub import COMMIT, empty_hub
 
 Tensors = dict[str, torch.Tensor]
 
@@ -253,13 +257,52 @@ def test_a_rotation_whose_matrix_is_in_no_file_is_refused(tmp_path: Path) -> Non
             assert rotation_in(tmp_path) is None
 
 
+NAME = "org/rotated"
+
+
+@pytest.mark.parametrize("there", ["all", "nothing", "unreachable"])
+def test_a_rotation_is_fetched_beside_a_hub_name(
+    there: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers fetches a model's own files, which the rotation's are none of."""
+    cached = empty_hub(tmp_path / "hub", monkeypatch)(NAME)
+    cached.mkdir(parents=True)
+    shutil.copy(folder / "config.json", cached)
+    asked: list[str] = []
+
+    def fetched(repository: str, file: str, *, revision: str) -> str:
+        assert (repository, revision) == (NAME, COMMIT)
+        asked.append(file)
+        if there == "unreachable":
+            raise ConnectionError("no network")
+        if there == "nothing":
+            raise huggingface_hub.errors.EntryNotFoundError("404")
+        (cached / file).parent.mkdir(exist_ok=True)
+        return str(shutil.copy(folder / file, cached / file))
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetched)
+    model = rotated()
+    model.config._name_or_path = NAME
+    head = load_head(zoo.path("llama-7m-eagle3"))
+    undo_rotation(head, load(model))
+    if there == "all":
+        assert head.rotation is not None
+        assert torch.equal(head.rotation.matrix, matrix())
+        undo_rotation(head, load(model))  # they are here now
+        assert asked == ["quant_model_description.json", "optional/quarot.safetensors"]
+    else:
+        assert head.rotation is None
+        assert asked == ["quant_model_description.json"]
+
+
 def verdict(folder: Path, target: Any) -> Any:
     tokenizer, model = zoo.tokenizer(), target.model
     prompts = [text for group in PROMPTS.values() for text in group][:5]
     ids = [torch.tensor([tokenizer(text)["input_ids"][:48]]) for text in prompts]
     texts = [continued(model, prompt, new_tokens=24, temperature=0.0, seed=0) for prompt in ids]
     head, floors = load_for(folder, target), floors_of(texts)
-    return verdict_of(model, head, texts, compared(model, head, texts, depths=2), floors)
+    added = added_by_parts(model, head, texts, depths=2)
+    return verdict_of(model, head, texts, compared(model, head, texts, depths=2), floors, added)
 
 
 def test_a_check_tells_of_a_rotation(folder: Path, silent: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from draftwood.base.errors import InvalidInput
 from draftwood.strategies.blocks.head import BlockHead
+from draftwood.strategies.drafters.medusa import Heads
 from draftwood.strategies.heads.pairs import PairHead
 from draftwood.strategies.heads.peagle import PEagleHead
 
@@ -20,6 +21,7 @@ from .known_text import KnownText, known_text
 from .loops import loop_start
 
 DEPTHS = 4
+_UNLIKELY = -20.0
 
 
 @attrs.frozen(kw_only=True)
@@ -44,7 +46,7 @@ class Agreement:
 @torch.no_grad()
 def agreement_of_rows(
     target: Any,
-    head: PairHead | BlockHead | PEagleHead,
+    head: PairHead | BlockHead | PEagleHead | Heads,
     rows: Rows,
     *,
     taps: Sequence[int],
@@ -57,7 +59,7 @@ def agreement_of_rows(
 @torch.no_grad()
 def agreement_of_text(
     target: Any,
-    head: PairHead | BlockHead | PEagleHead,
+    head: PairHead | BlockHead | PEagleHead | Heads,
     rows: Rows,
     text: KnownText,
     *,
@@ -69,26 +71,65 @@ def agreement_of_text(
     Places are `KnownText`'s whose guess is part of the continuation. Weights are 0 after an end of
     text, and where a draft would have begun in front of the text.
     """
-    weights = position_weights(rows, ends=ends_of_text(target), real=0.0)[:, 1:].double()
-    first = max(rows.prompt - 2, 0)
-    following = rows.tokens[:, 2:][:, first:]
-    wanted = text.logits[:, first:].float()
+    wanted = text.logits[:, max(rows.prompt - 2, 0) :].float()
     chances, valid = [], []
-    for depth, logits in enumerate(text.guesses(target, head, depths=depths, shift=shift, first=first)):
-        guess = logits.float()
+    for guess, following, weights in guesses_of_text(target, head, rows, text, depths=depths, shift=shift):
         if rows.temperature == 0:
             chance = (guess.argmax(-1).cpu() == following).double()
         else:
             ours, theirs = (some.div(rows.temperature).softmax(-1) for some in (wanted, guess))
             chance = torch.minimum(ours, theirs).sum(-1).double().cpu()
         chances.append(chance)
-        valid.append(weights[:, first:] * (torch.arange(first, first + chance.shape[1]) >= depth))
+        valid.append(weights)
     return torch.stack(chances), torch.stack(valid)
+
+
+def guesses_of_text(
+    target: Any,
+    head: PairHead | BlockHead | PEagleHead | Heads,
+    rows: Rows,
+    text: KnownText,
+    *,
+    depths: int,
+    shift: int = 0,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yields, of each depth, logits `[rows, places, vocab]`, the tokens that followed, and float64 weights.
+
+    Tokens and weights are `[rows, places]`, on the CPU; see `agreement_of_text`.
+    """
+    weights = position_weights(rows, ends=ends_of_text(target), real=0.0)[:, 1:].double()
+    first = max(rows.prompt - 2, 0)
+    following = rows.tokens[:, 2:][:, first:]
+    for depth, logits in enumerate(text.guesses(target, head, depths=depths, shift=shift, first=first)):
+        begun = torch.arange(first, first + logits.shape[1]) >= depth
+        yield logits.float(), following, weights[:, first:] * begun
+
+
+def judged_text(
+    target: Any,
+    head: PairHead | BlockHead | PEagleHead | Heads,
+    rows: Rows,
+    text: KnownText,
+    *,
+    depths: int,
+    shift: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns, of each depth, how many greedy tokens are right, the sum of their log-likelihoods, and of all.
+
+    Each is float64 `[depths]`. Of a token that is never proposed the log-likelihood counts as -20.
+    """
+    right, likely, total = [], [], []
+    for guess, following, weights in guesses_of_text(target, head, rows, text, depths=depths, shift=shift):
+        chances = guess.log_softmax(-1).cpu().gather(-1, following.unsqueeze(-1)).squeeze(-1)
+        right.append(((guess.argmax(-1).cpu() == following) * weights).sum())
+        likely.append((chances.clamp(min=_UNLIKELY).double() * weights).sum())
+        total.append(weights.sum())
+    return torch.stack(right), torch.stack(likely), torch.stack(total)
 
 
 def agreement(
     target: Any,
-    head: PairHead | BlockHead | PEagleHead,
+    head: PairHead | BlockHead | PEagleHead | Heads,
     shards: Iterable[Rows],
     *,
     depths: int = DEPTHS,

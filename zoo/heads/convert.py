@@ -6,13 +6,13 @@ from os import PathLike
 from pathlib import Path
 
 from draftwood.base.errors import InvalidInput
-from draftwood.strategies.heads import medusa
+from draftwood.strategies.heads import hydra_files, medusa
 from draftwood.strategies.heads.files import INDEX, WEIGHTS, read_description, read_pickle, write_head
 from draftwood.strategies.heads.found import folder_of
 
 PICKLE = "pytorch_model.bin"
 # By the pickle, what its safetensors are called.
-_FILES = {PICKLE: WEIGHTS, medusa.PICKLE: medusa.SAFE}
+_FILES = {PICKLE: WEIGHTS, medusa.PICKLE: medusa.SAFE, hydra_files.PICKLE: hydra_files.SAFE}
 
 
 def converted(name: str | PathLike[str], out: Path) -> int:
@@ -30,7 +30,7 @@ def converted(name: str | PathLike[str], out: Path) -> int:
         raise InvalidInput(f"{str(out)!r} holds something; name a new folder.")
     head = folder_of(name)
     pickle = next((name for name in _FILES if (head / name).is_file()), None)
-    if pickle is None and any((head / name).is_file() for name in (WEIGHTS, INDEX, medusa.SAFE)):
+    if pickle is None and any((head / name).is_file() for name in (WEIGHTS, INDEX, *_FILES.values())):
         raise InvalidInput(
             f"{str(head)!r} already holds safetensors, so there is nothing to convert; use it as it is."
         )

@@ -10,7 +10,8 @@ import attrs
 from ..distil.rows import Rows
 
 LEAST = 0.2
-"""Share of first tokens that every head which was trained for its target guesses; random ones have 0.05."""
+"""Share of first tokens that every head which was trained for its target guesses."""
+_RANDOM = 0.05  # of random heads
 _OF_LOOKUP = 0.5  # a head that knows less than half of what the text repeats has not seen the target
 _OF_UNIGRAM = 1.5
 _LONGEST = 3  # tokens that prompt lookup looks for
@@ -30,8 +31,13 @@ class Floors:
 
     @property
     def least(self) -> float:
-        """The share of first tokens below which a head is called broken."""
-        return max(LEAST, _OF_UNIGRAM * self.unigram, _OF_LOOKUP * self.lookup)
+        """The share of first tokens below which a head is called weak."""
+        return max(LEAST, self.chance, _OF_LOOKUP * self.lookup)
+
+    @property
+    def chance(self) -> float:
+        """The share of first tokens that a head guesses which knows nothing of its target's states."""
+        return max(_RANDOM, _OF_UNIGRAM * self.unigram)
 
 
 def floors_of(texts: Sequence[Rows]) -> Floors:

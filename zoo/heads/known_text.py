@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from draftwood.base.errors import UnsupportedModel
 from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.blocks.over_text import unrolled_blocks
+from draftwood.strategies.drafters.medusa import Heads
 from draftwood.strategies.heads.pairs import PairHead
 from draftwood.strategies.heads.peagle import PEagleHead
 from draftwood.strategies.heads.rotation import undone
@@ -48,7 +49,7 @@ class KnownText:
     def guesses(
         self,
         target: Any,
-        head: PairHead | BlockHead | PEagleHead,
+        head: PairHead | BlockHead | PEagleHead | Heads,
         *,
         depths: int,
         shift: int = 0,
@@ -65,6 +66,11 @@ class KnownText:
         """
         if isinstance(head, PEagleHead):
             yield from self._masked_guesses(target, head, depths=depths, shift=shift, first=first)
+            return
+        if isinstance(head, Heads):
+            for depth in range(min(depths, head.count)):
+                read = pad(self.features[:, : self.features.shape[1] - depth], (0, 0, depth, 0))
+                yield head.guess(depth, read[:, first:].to(head.output.dtype))
             return
         if not isinstance(head, BlockHead):
             for out in self.drafted(head, depths=depths, shift=shift):

@@ -13,19 +13,33 @@ from draftwood.strategies.blocks.files import is_block, load_block
 from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.drafters.block_drafter import check_block_fits
 from draftwood.strategies.drafters.eagle3 import check_fits
+from draftwood.strategies.drafters.hydra import Hydra
+from draftwood.strategies.drafters.medusa import DESCRIPTION, Heads, MedusaHeads
 from draftwood.strategies.drafters.mtp import Mtp
 from draftwood.strategies.drafters.rotated_target import undo_rotation
 from draftwood.strategies.heads.eagle3 import Eagle3Head
 from draftwood.strategies.heads.files import read_description
 from draftwood.strategies.heads.formats import is_head, load_head
 from draftwood.strategies.heads.found import described_in, folder_of
+from draftwood.strategies.heads.hydra import HydraHead
 from draftwood.strategies.heads.peagle import PEagleHead, is_peagle, load_peagle
 from draftwood.strategies.mtp.checkpoint import is_layer
 from draftwood.strategies.mtp.families import family_of
 from draftwood.strategies.mtp.head import MtpHead
 
-CheckedHead = Eagle3Head | BlockHead | MtpHead | PEagleHead
+CheckedHead = Eagle3Head | BlockHead | MtpHead | PEagleHead | Heads | HydraHead
 """Heads that are compared with their target on a known text."""
+
+
+def depths_of(head: CheckedHead, depths: int) -> int:
+    """Returns how many drafted tokens, at most `depths`, the head guesses."""
+    if isinstance(head, BlockHead):
+        return min(depths, max(head.config.block_size - 1, 1))
+    if isinstance(head, PEagleHead):
+        return min(depths, head.config.depths)
+    if isinstance(head, HydraHead):
+        return min(depths, head.config.heads)
+    return min(depths, head.count) if isinstance(head, Heads) else depths
 
 
 def load_for(name: str | PathLike[str], target: StateBackend) -> CheckedHead:
@@ -42,6 +56,12 @@ def load_for(name: str | PathLike[str], target: StateBackend) -> CheckedHead:
         UnsupportedModel: the target gives no features, or its rotation cannot be undone.
     """
     folder = described_in(name)
+    if (folder / DESCRIPTION).is_file() or MedusaHeads.reads(name):
+        heads = MedusaHeads(target, folder_of(name)).heads
+        return heads.to(target.input_embeddings(torch.zeros(1, dtype=torch.int64))).requires_grad_(False)
+    if Hydra.reads(name):
+        hydra: HydraHead = Hydra(target, name).head
+        return hydra
     known = is_head(folder) or is_block(folder) or is_peagle(folder)
     if not known and (is_layer(folder) or family_of(read_description(folder)) is not None):
         layer: MtpHead = Mtp(target, folder).head

@@ -14,19 +14,22 @@ import torch
 
 from draftwood.base.errors import InvalidInput
 from draftwood.strategies.blocks.head import BlockHead
+from draftwood.strategies.drafters.medusa import Heads
 from draftwood.strategies.heads.eagle3 import Eagle3Head
+from draftwood.strategies.heads.hydra import HydraHead
 from draftwood.strategies.heads.peagle import PEagleHead
 from draftwood.strategies.mtp.head import MtpHead
 
 from ..distil.rows import Rows
-from .agreement import agreement_of_text
-from .known_text import ReadText, read_text
-from .loading import CheckedHead
-from .variants import mask_variants, weight_variants, with_config
+from .agreement import judged_text
+from .known_text import KnownText, read_text
+from .loading import CheckedHead, depths_of
+from .variants import mask_variants, medusa_variants, weight_variants, with_config
 
 AS_CONFIGURED = "as configured"
 _MARGIN = 0.02  # of agreement, below which a difference is not worth a word
 _ERRORS = 2.0  # standard errors, likewise
+_NATS, _ERRORS_OF_NATS = 0.05, 2.5  # likewise of the log-likelihood, which tells more of few tokens
 
 
 @attrs.frozen
@@ -58,6 +61,7 @@ class Found:
         by_depth: shares of the target's greedy tokens that are the head's most likely ones, by their place in
             the draft.
         gain: by how much the mean of these is above that of the configured setting.
+        likelier: the same of the log-likelihood of these tokens, in nats a token.
         clear: whether that is more than chance, from prompt to prompt, and worth a change.
     """
 
@@ -65,6 +69,7 @@ class Found:
     cause: str = ""
     by_depth: tuple[float, ...]
     gain: float
+    likelier: float
     clear: bool
 
 
@@ -80,6 +85,12 @@ def settings(head: CheckedHead, target: Any) -> Iterator[Setting]:
     yield Setting(AS_CONFIGURED, head, taps)
     if isinstance(head, MtpHead):
         yield from _of_a_layer(head, taps)
+        return
+    if isinstance(head, Heads):
+        for variant in medusa_variants(head, target):
+            yield Setting(variant.name, variant.head, taps, cause=variant.cause)
+    if isinstance(head, Heads | HydraHead):
+        yield Setting("states of one layer lower", head, (taps[0] - 1,), cause=_TAPS)
         return
     yield from _of_taps(head, taps, layers)
     for shift in (-1, 1):
@@ -185,41 +196,54 @@ def compared(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, depths:
     """
     if not prompts or any(rows.tokens.shape[1] < 4 for rows in prompts):
         raise InvalidInput("Each prompt needs a text of four tokens or more after it; give longer texts.")
-    if isinstance(head, BlockHead):
-        depths = min(depths, max(head.config.block_size - 1, 1))
-    if isinstance(head, PEagleHead):
-        depths = min(depths, head.config.depths)
+    depths = depths_of(head, depths)
     texts = [read_text(target, rows.tokens) for rows in prompts]
     found: list[Found] = []
     before: torch.Tensor | None = None
     for setting in settings(head, target):
-        kept, total = _kept(target, setting, prompts, texts, depths)
-        own = kept.sum(1) / total.sum(1).clamp(min=1)
+        read = [text.at(setting.taps) for text in texts]
+        right, likely, total = judged(target, setting.head, prompts, read, depths=depths, shift=setting.shift)
+        own = torch.stack([right.sum(1), likely.sum(1)]) / total.sum(1).clamp(min=1)
         before = own if before is None else before
-        apart = own - before
-        error = float(apart.std() / len(apart) ** 0.5) if len(apart) > 1 else float("inf")
-        gain = float(apart.mean())
+        gain, error = mean_and_error(own - before)
         found.append(
             Found(
                 name=setting.name,
                 cause=setting.cause,
-                by_depth=tuple((kept.sum(0) / total.sum(0).clamp(min=1)).tolist()),
-                gain=gain,
-                clear=gain > max(_MARGIN, _ERRORS * error),
+                by_depth=tuple((right.sum(0) / total.sum(0).clamp(min=1)).tolist()),
+                gain=float(gain[0]),
+                likelier=float(gain[1]),
+                # One of the two is more than chance, and the other does not deny it.
+                clear=bool(
+                    (gain[1] > 0 and gain[0] > max(_MARGIN, _ERRORS * float(error[0])))
+                    or (gain[0] >= 0 and gain[1] > max(_NATS, _ERRORS_OF_NATS * float(error[1])))
+                ),
             )
         )
     return found
 
 
-def _kept(
-    target: Any, setting: Setting, prompts: Sequence[Rows], texts: Sequence[ReadText], depths: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Guesses that are right, and all of them, `[prompts, depths]`."""
-    kept, total = (torch.zeros(len(prompts), depths).double() for _ in range(2))
-    for place, (rows, text) in enumerate(zip(prompts, texts, strict=True)):
-        chances, weights = agreement_of_text(
-            target, setting.head, rows, text.at(setting.taps), depths=depths, shift=setting.shift
-        )
-        kept[place] = (chances * weights).sum((1, 2))
-        total[place] = weights.sum((1, 2))
-    return kept, total
+def judged(
+    target: Any,
+    head: CheckedHead,
+    prompts: Sequence[Rows],
+    texts: Sequence[KnownText],
+    *,
+    depths: int,
+    shift: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns the three sums of `judged_text` for each prompt, `[prompts, depths]`."""
+    each = [
+        judged_text(target, head, rows, text, depths=depths, shift=shift)
+        for rows, text in zip(prompts, texts, strict=True)
+    ]
+    right, likely, total = (torch.stack(some) for some in zip(*each, strict=True))
+    return right, likely, total
+
+
+def mean_and_error(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns means over prompts of `[..., prompts]`, and their standard errors; of one prompt infinite."""
+    count = values.shape[-1]
+    if count < 2:
+        return values.mean(-1), torch.full_like(values.mean(-1), float("inf"))
+    return values.mean(-1), values.std(-1) / count**0.5

@@ -9,8 +9,10 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from draftwood.strategies.blocks.head import BlockHead
+from draftwood.strategies.drafters.medusa import Heads
 from draftwood.strategies.heads.eagle3 import Eagle3Head
 from draftwood.strategies.heads.peagle import PEagleHead
 from draftwood.strategies.heads.rotation import Rotation
@@ -33,7 +35,7 @@ class Variant:
 
     name: str
     cause: str
-    head: Head
+    head: Head | Heads
 
 
 def with_config(head: Head, change: Mapping[str, Any], *, weights: Mapping[str, Tensor] | None = None) -> Any:
@@ -111,6 +113,41 @@ def mask_variants(head: BlockHead | PEagleHead, target: Any) -> Iterator[Variant
             "its mask_token_id is another token than in its training; copy the one of that training",
             other,
         )
+
+
+def medusa_variants(heads: Heads, target: Any) -> Iterator[Variant]:
+    """Yields the heads in other orders, and with the target's own output head.
+
+    Args:
+        heads: the heads.
+        target: the transformers model that they were made for.
+    """
+    numbers = list(range(heads.count))
+    orders = {
+        "heads in the opposite order": numbers[::-1],
+        "heads one place earlier": numbers[1:] + numbers[-1:],
+    }
+    for name, order in orders.items():
+        if order != numbers:
+            changed = {key: weight.detach()[order] for key, weight in heads.named_parameters()}
+            cause = "its heads guess other places than their numbers say; number them anew"
+            yield Variant(name, cause, with_parameters(heads, changed))
+    weight = getattr(target.get_output_embeddings(), "weight", None)
+    if weight is not None and weight.shape == heads.output.shape[1:]:
+        output = weight.detach().to(heads.output).expand(heads.count, -1, -1)
+        yield Variant(
+            "the target's output head",
+            "its output heads are not those that it was trained with; copy them again",
+            with_parameters(heads, {"output": output}),
+        )
+
+
+def with_parameters(heads: Heads, changed: Mapping[str, Tensor]) -> Heads:
+    """Returns `heads` with other parameters, by name, and the others shared."""
+    other = copy(heads)
+    frozen = {name: Parameter(weight, requires_grad=False) for name, weight in changed.items()}
+    other._parameters = {**heads._parameters, **frozen}
+    return other
 
 
 def _of_map(head: Eagle3Head | BlockHead) -> Iterator[Variant]:

@@ -1,15 +1,20 @@
-"""Whether a head is broken, and by what: its settings against the floors that every head exceeds."""
+"""Whether a head is right, weak or broken, and by what: its settings, its parts, and what needs no head."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from enum import StrEnum
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import attrs
 import torch
 
 from draftwood.strategies.blocks.head import BlockHead
+from draftwood.strategies.drafters.medusa import Heads
+from draftwood.strategies.heads.hydra import HydraHead
 from draftwood.strategies.heads.peagle import PEagleHead
 from draftwood.strategies.mtp.head import MtpHead
 
@@ -17,10 +22,20 @@ from ..distil.rows import Rows
 from .floors import Floors
 from .known_text import known_text
 from .loading import CheckedHead
+from .parts import Added
 from .settings import Found
 
 _OF_FIRST = 0.4  # share of the first token's, below which the second says that drafting on fails
+_OF_SETTING = 0.05  # of tokens, by which a setting must be better where leaving a part out is better too
 _OF_MAP = 0.1  # of first tokens, by which another map must be better before the map is blamed
+
+
+class Grade(StrEnum):
+    """The three verdicts of `check-head`."""
+
+    right = "right"
+    weak = "weak"
+    broken = "broken"
 
 
 @attrs.frozen
@@ -28,12 +43,17 @@ class Verdict:
     """The verdict of `check-head` on a head.
 
     Attributes:
-        broken: it does not follow its target as it was trained to.
+        grade: right; weak: it works as it was trained to, and was trained little; or broken.
         sentence: why, and what to do.
     """
 
-    broken: bool
+    grade: Grade
     sentence: str
+
+    @property
+    def broken(self) -> bool:
+        """Whether it does not follow its target as it was trained to."""
+        return self.grade is Grade.broken
 
 
 def verdict_of(
@@ -42,8 +62,9 @@ def verdict_of(
     prompts: Sequence[Rows],
     found: Sequence[Found],
     floors: Floors,
+    added: Sequence[Added],
 ) -> Verdict:
-    """Returns whether `head` is broken.
+    """Returns whether `head` is broken, weak or right.
 
     Args:
         target: the transformers model that it was made for.
@@ -51,45 +72,96 @@ def verdict_of(
         prompts: what the target wrote.
         found: its settings, the configured one first.
         floors: on the same texts.
+        added: the use of its parts.
     """
+    cause = _cause(target, head, prompts, found, floors, added)
+    if cause is not None:
+        return Verdict(Grade.broken, cause)
+    first = found[0].by_depth[0]
+    idle = " and ".join(one.name for one in added if one.idle)
+    if first >= floors.least and not idle:
+        return Verdict(
+            Grade.right, "The configured setting is the best of these, and above what needs no head."
+        )
+    if first >= floors.least:
+        return Verdict(
+            Grade.weak,
+            f"The head is weaker than it could be: without {idle} its guesses are no worse, so those weights "
+            "are damaged or hardly trained. Copy them again, or train the head longer.",
+        )
+    gained = sum(accumulate(found[0].by_depth, mul))
+    lookup = " Prompt lookup guesses more here." if floors.lookup > first else ""
+    return Verdict(
+        Grade.weak,
+        f"The head is weak: {first:.3f} of first tokens are right, where one that is well trained has "
+        f"{floors.least:.3f} at least, so a chain of {len(found[0].by_depth)} gains {gained:.2f} tokens per "
+        f"round.{lookup} Each of its parts helps, so train it longer.",
+    )
+
+
+def _cause(
+    target: Any,
+    head: CheckedHead,
+    prompts: Sequence[Rows],
+    found: Sequence[Found],
+    floors: Floors,
+    added: Sequence[Added],
+) -> str | None:
+    """Returns what is broken in a head, and what to do; None where nothing is."""
     for name, weight in head.named_parameters():
         if not torch.isfinite(weight).all():
-            return Verdict(
-                True, f"The head is broken: {name} holds values that are not finite; copy it again."
-            )
+            return f"The head is broken: {name} holds values that are not finite; copy it again."
     first = found[0].by_depth[0]
     below = first < floors.least
     # A setting that stays below the floor too does not mend the head, however clearly it is better.
-    mending = [one for one in found if one.clear and (not below or one.by_depth[0] >= floors.least)]
-    best = max(mending, key=lambda one: one.gain, default=None)
+    mending = [one for one in found[1:] if not below or one.by_depth[0] >= floors.least]
+    best = None
+    if any(one.clear for one in mending):
+        # The cause is the setting that mends most, which need not be the surest.
+        best = max((one for one in mending if one.gain >= 0), key=lambda one: one.likelier)
     if below and _map_is_wrong(target, head, prompts, first, floors):
-        return Verdict(
-            True,
+        return (
             "The head is broken: its map d2t names wrong tokens, for its guesses do tell what follows; "
-            "copy the map of this very head.",
+            "copy the map of this very head."
         )
-    if best is not None:
-        return Verdict(
-            True,
+    harmful = min((one for one in added if one.harms), key=lambda one: one.gain, default=None)
+    if best is not None and (harmful is None or best.gain > _OF_SETTING):
+        return (
             f"Another setting than the configured one is better: {best.name}, by {best.gain:.3f} of the "
-            f"tokens. So {best.cause}.",
+            f"tokens and {best.likelier:.2f} nats per token. So {best.cause}."
         )
-    if below:
-        return Verdict(
-            True,
+    if harmful is not None:
+        return (
+            f"The head is broken: without {harmful.name} its guesses are better, by {-harmful.gain:.3f} nats "
+            "per token. Those weights, or those that read it, are damaged or another head's; copy them again."
+        )
+    if first < floors.chance:
+        return (
+            f"The head is broken: {first:.3f} of first tokens are right, no more than {floors.chance:.3f} by "
+            f"chance, and none of {len(found) - 1} other settings mends it. Its weights are not trained, "
+            "damaged, or another target's."
+        )
+    idle = next((one for one in added if one.idle), None)
+    if below and idle is not None:
+        return (
             f"The head is broken: {first:.3f} of first tokens are right, where one that was made for this "
-            f"target has {floors.least:.3f} at least, and none of {len(found) - 1} other settings mends it. "
-            "Its weights are not trained enough, damaged, or another target's.",
+            f"target has {floors.least:.3f} at least, and without {idle.name} its guesses are no worse. Its "
+            "weights are not trained, damaged, or another target's."
         )
-    if len(found[0].by_depth) > 1 and not _trained_for_one(head):
-        second = found[0].by_depth[1]
-        if second < (floors.unigram if _is_blind(head) else _OF_FIRST * first):
-            return Verdict(
-                True,
-                f"The head is broken: {first:.3f} of first tokens are right and {second:.3f} of second ones, "
-                f"and no other setting mends it. So {_cause_of_depth(head)}.",
-            )
-    return Verdict(False, "The configured setting is the best of these, and above what needs no head.")
+    return _cause_of_second(head, found[0].by_depth, len(found) - 1, floors)
+
+
+def _cause_of_second(head: CheckedHead, by_depth: Sequence[float], others: int, floors: Floors) -> str | None:
+    """Returns why second tokens are wrong where first ones are right."""
+    if len(by_depth) < 2 or _trained_for_one(head):
+        return None
+    first, second = by_depth[:2]
+    if second >= (floors.unigram if _is_blind(head) else _OF_FIRST * first):
+        return None
+    return (
+        f"The head is broken: {first:.3f} of first tokens are right and {second:.3f} of second ones, "
+        f"and no other setting mends it. So {_cause_of_depth(head)}."
+    )
 
 
 def _trained_for_one(head: CheckedHead) -> bool:
@@ -98,10 +170,12 @@ def _trained_for_one(head: CheckedHead) -> bool:
 
 def _is_blind(head: CheckedHead) -> bool:
     """Whether its guess of a second token does not know the first, so that few are right of any head."""
-    return isinstance(head, PEagleHead) or (isinstance(head, BlockHead) and not head.corrects)
+    return isinstance(head, PEagleHead | Heads) or (isinstance(head, BlockHead) and not head.corrects)
 
 
 def _cause_of_depth(head: CheckedHead) -> str:
+    if isinstance(head, Heads | HydraHead):
+        return "its second head is damaged or another one's; copy it again"
     if isinstance(head, BlockHead | PEagleHead):
         return (
             "mask_token_id is another token than in its training, or its layers see other slots, or it is "
@@ -122,7 +196,7 @@ def _map_is_wrong(
 
     Each of its tokens is taken for that of the target which most often follows it in the other texts.
     """
-    if isinstance(head, MtpHead) or head.all_tokens:
+    if isinstance(head, MtpHead | Heads | HydraHead) or head.all_tokens:
         return False
     layers = int(target.config.get_text_config(decoder=True).num_hidden_layers)
     seen: list[list[tuple[int, int]]] = []
