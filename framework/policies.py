@@ -12,6 +12,7 @@ from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.independent_paths import IndependentPaths
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.policies.mixture import Mixture
+from draftwood.strategies.policies.ordinary import Ordinary
 from draftwood.strategies.policies.redrafter import BeamPaths
 from draftwood.strategies.policies.sequoia import Sequoia
 from draftwood.strategies.policies.static_tree import StaticTree
@@ -35,6 +36,7 @@ __all__ = [
     "IndependentPaths",
     "LayeredDySpec",
     "Mixture",
+    "Ordinary",
     "PolicyWrapper",
     "Sequoia",
     "StaticTree",

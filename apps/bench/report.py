@@ -25,8 +25,11 @@ _OPTIONS = {
     "budgets": "--budget",
     "prompt_lengths": "--prompt-length",
     "new_tokens": "--new-tokens",
+    "loads": "--load",
 }
 _ALT = {
+    "throughput": "Tokens a second in all against the speed of a user",
+    "goodput": "Goodput and waiting against the load",
     "speed": "Speed against budget, with 95 % intervals",
     "temperature": "Tokens per round against temperature, with 95 % intervals",
     "components": "Time of a token by component",
@@ -106,6 +109,11 @@ def _environment(described: Mapping[str, Any]) -> list[tuple[str, str]]:
     return lines
 
 
+def option_of(name: str) -> str:
+    """Returns the option of bench that sets a field of the plan."""
+    return _OPTIONS.get(name, f"--{name.replace('_', '-')}")
+
+
 def command(configuration: Mapping[str, Any]) -> str:
     """Returns the command line that measures a run with this configuration."""
     default = {field.name: field.default for field in attrs.fields(BenchPlan)}
@@ -118,7 +126,7 @@ def command(configuration: Mapping[str, Any]) -> str:
         several = isinstance(default[name], tuple)
         if (tuple(value) if several else value) == default[name]:
             continue
-        option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
+        option = option_of(name)
         for one in value if several else [value]:
             words += (
                 [option] if value is True else [option, f"{one:g}" if isinstance(one, float) else str(one)]

@@ -197,7 +197,7 @@ def _rest(target: StateBackend, drafter: Drafter | None, batch: Sequence[Sequenc
     verifier = registry.create("verifiers", "recursive-rejection")
     times: Times = {}
     policies = {
-        1: registry.create("policies", "cost-aware", {"budgets": (0,)}),
+        1: registry.create("policies", "ordinary"),
         REST_NODES: registry.create("policies", "static-tree", {"shape": str(REST_NODES - 1)}),
     }
     for nodes, policy in policies.items():

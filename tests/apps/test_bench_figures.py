@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from draftwood import SamplingParams, SpeculativeDecoder, create, load, zoo
 from draftwood.apps.bench import plots, writers
-from draftwood.apps.bench.figures import Figure, ResultRow, interval, rows, two_sample
+from draftwood.apps.bench.figures import ResultRow, rows, two_sample
+from draftwood.apps.bench.intervals import Figure, interval
 from draftwood.apps.bench.plan import BenchPlan, Contest
 from draftwood.apps.bench.specs import Spec
 from draftwood.decoding.metrics import METRICS
