@@ -21,7 +21,8 @@ class Cell:
         kind: `"text"`, or the texts of a batch; `"check"`: the same in float32, whose time does not count;
             `"answer"`: what ordinary greedy `generate` answers in a turn, in float32, for the prompts of
             later turns; `"pair"`: how well draft and target agree on a prompt's text; `"passes"`: the time
-            of passes; `"capacity"`: what ordinary decoding finishes a second; `"arrivals"`: requests that arrive.
+            of passes; `"capacity"`: what ordinary decoding finishes a second; `"arrivals"`: requests that
+            arrive.
         contest: where it belongs; of `"passes"`, any of the pair; of `"answer"`, one at temperature 0.
         spec: who writes; None where nobody in the contest does.
         prompt: index of the prompt in its data set; of a batch, the index of the batch.

@@ -193,7 +193,10 @@ def notes(rows: Sequence[ResultRow], described: Mapping[str, Any]) -> list[str]:
     slower = [
         row.spec.label
         for row in rows
-        if row.spec.name != OURS and (figure := row.figures.get("speed_up")) and figure.high is not None and figure.high < 1
+        if row.spec.name != OURS
+        and (figure := row.figures.get("speed_up"))
+        and figure.high is not None
+        and figure.high < 1
     ]
     if any(not row.lossless for row in rows):
         words.append("Lossy: its texts are not distributed as the target's own.")
