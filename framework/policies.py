@@ -3,7 +3,6 @@
 from draftwood.strategies.policies.batch_dyspec import BatchDySpec
 from draftwood.strategies.policies.beam import Beam
 from draftwood.strategies.policies.chain import Chain
-from draftwood.strategies.policies.cost_aware import CostAware
 from draftwood.strategies.policies.dynamic_depth import DynamicDepth
 from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.dyspec import DySpec, GreedyTree
@@ -26,7 +25,6 @@ __all__ = [
     "Beam",
     "BeamPaths",
     "Chain",
-    "CostAware",
     "DySpec",
     "DynaTree",
     "DynamicDepth",

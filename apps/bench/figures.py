@@ -215,7 +215,7 @@ def _median(texts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 def _pairs(contest: Contest, written: Texts, plain: Texts) -> list[Pair]:
     """Returns both contenders' texts after a prompt and turn, for every repetition that both have.
 
-    The texts of a batch, and those of requests, come one by one.
+    Texts of a batch and texts of requests come one by one.
     """
     together = contest.rows > 1 or contest.arrivals
     length = contest.new_tokens if together else None

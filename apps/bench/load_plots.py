@@ -24,7 +24,7 @@ def load_figures(
 
     Args:
         rows: the results.
-        styles: of lines, by method; each label of a contender has one of its own here.
+        styles: of lines, by method; here each contender has one.
     """
     looks = list(styles.values()) or [_PLAIN]
     batches = [row for row in rows if not row.contest.arrivals]
@@ -72,7 +72,7 @@ def _lines(rows: Sequence[ResultRow], looks: Sequence[dict[str, Any]]) -> dict[s
 
 
 def _throughput(title: str, rows: Sequence[ResultRow], looks: Sequence[dict[str, Any]]) -> Any:
-    """Tokens a second of all rows against those of one; a line goes through the sizes of batches."""
+    """Tokens a second of all rows against the speed of one row; a line goes through the sizes of batches."""
     temperatures, names, by = by_contest(rows)
     figure, axes = panels("Throughput against the speed of a user", title, len(temperatures), len(names))
     for down, temperature in enumerate(temperatures):

@@ -184,7 +184,7 @@ class BenchPlan:
         rated = [pattern for pattern in map(Pattern.parse, self.arrivals) if pattern.rate]
         if self.loads and rated:
             raise InvalidInput(
-                f"{rated[0].word!r} has a rate of its own, so --load cannot set it; leave one of the two out."
+                f"{rated[0].word!r} has its own rate, so --load cannot set it; leave one of the two out."
             )
         if not self.loads and len(rated) < len(self.arrivals):
             raise InvalidInput(

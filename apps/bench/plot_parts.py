@@ -1,4 +1,4 @@
-"""What all plots of a run share: colours, panels below a title, one legend, lines by method.
+"""Parts that all plots of a run share: colours, panels below a title, one legend, lines by method.
 
 Colours are from Okabe and Ito, which colour-blind people tell apart; markers differ too.
 """

@@ -95,7 +95,7 @@ def _check_text(cell: Mapping[str, Any]) -> None:
 def _check_requests(cell: Mapping[str, Any]) -> None:
     requests = len(cell["arrived"])
     if not requests or {len(cell["first"]), len(cell["ended"])} != {requests}:
-        raise ValueError("the times are not those of as many requests")
+        raise ValueError("there are not as many times as requests")
     if not cell["tokens"] or len(cell["tokens"]) % requests:
         raise ValueError("the texts are not of one length")
 

@@ -70,7 +70,7 @@ _DRAFTS: tuple[Column, ...] = (
     ("MBSU", _figure("memory_bound_speed_up", interval=False)),
 )
 _USER: Column = ("a user", _figure("user_speed", digits=1, interval=False))
-# Of requests that arrive, the figures of the first table and those of the second.
+# Of requests that arrive, the figures of the first table and of the second.
 _ARRIVED: tuple[Column, ...] = (
     _SPEED[0],
     ("goodput", _figure("goodput", digits=1, interval=False)),
@@ -123,7 +123,7 @@ def columns(rows: Sequence[ResultRow]) -> tuple[Column, ...]:
 
 
 def _speeds(rows: Sequence[ResultRow]) -> tuple[Column, ...]:
-    """Returns the columns of the first table; those of batches say what one of the users has."""
+    """Returns the columns of the first table; in a batch they say what one of the users has."""
     if rows[0].contest.rows == 1:
         return _SPEED
     return tuple(_USER if column[0] == "ms/token" else column for column in _SPEED)
@@ -219,7 +219,7 @@ def _notes_on_load(rows: Sequence[ResultRow], described: Mapping[str, Any]) -> l
     if any(row.contest.rows > prompts for row in rows if not row.contest.arrivals):
         words.append(f"Batches of more than {prompts} rows repeat their prompts; give more --prompts.")
     if any(row.contest.arrivals for row in rows):
-        words.append("Texts of requests are compared with those of ordinary decoding.")
+        words.append("Texts of requests are compared with the texts of ordinary decoding.")
         promise = configuration.get("promise", 0)
         words.append(
             f"Goodput: of the texts with {promise:g} tokens/s or more, waiting included."

@@ -26,7 +26,7 @@ class Text:
     """The texts of a call, most often one, and what it took; times in seconds, None where nobody tells.
 
     Attributes:
-        tokens: the new tokens; of a batch, those of all rows in order, equally many of each.
+        tokens: the new tokens; in a batch, the tokens of all rows in order, equally many of each.
         seconds: the whole call, prompt included.
         first_token_seconds: until the first token was known.
         first_tokens: how many tokens came with it.
@@ -76,7 +76,7 @@ class Writer(Protocol):
         return self.write_batch([prompt], tokens, seed)
 
     def write_batch(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> Text:
-        """The same after each of several prompts, which are written together."""
+        """Exactly `tokens` tokens after each of several prompts, which are written together."""
         ...
 
 

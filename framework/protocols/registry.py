@@ -42,6 +42,11 @@ _REMOVED_OPTIONS: Mapping[tuple[str, str], str] = {
 }
 
 
+_REMOVED_NAMES: Mapping[str, str] = {
+    "cost-aware": "name 'throughput-dyspec', which reads measured costs, or 'ordinary' for no tree",
+}
+
+
 @cache
 def _entries(kind: str) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=f"draftwood.{kind}")}
@@ -106,6 +111,8 @@ def get(kind: str, name: str) -> Any:
     try:
         entry = _entries(kind)[name]
     except KeyError:
+        if remedy := _REMOVED_NAMES.get(name):
+            raise UnknownStrategy(f"There is no {singular} {name!r} any more; {remedy}.") from None
         raise UnknownStrategy(f"There is no {singular} {name!r:.80}{nearest(name, names(kind))}") from None
     return entry.load()
 

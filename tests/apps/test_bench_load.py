@@ -181,7 +181,7 @@ def test_patterns():
         ({"loads": (0.5,)}, "--load and --promise are of requests that arrive"),
         ({"promise": 3.0}, "--load and --promise are of requests that arrive"),
         ({"arrivals": ("poisson",)}, "poisson gives no rate; add one"),
-        ({"arrivals": ("poisson:2",), "loads": (0.5,)}, "'poisson:2' has a rate of its own"),
+        ({"arrivals": ("poisson:2",), "loads": (0.5,)}, "'poisson:2' has its own rate"),
         ({"arrivals": ("poisson",), "loads": (0.0,)}, "--load holds 0"),
         ({"arrivals": ("poison:2",)}, "The arrivals 'poison:2' are none"),
     ],
