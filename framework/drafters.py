@@ -5,6 +5,7 @@ from draftwood.strategies.drafters.cached_suffixes import CachedSuffixes
 from draftwood.strategies.drafters.depth_marginals import DepthMarginals
 from draftwood.strategies.drafters.eagle3 import Eagle3
 from draftwood.strategies.drafters.layer_skip import LayerSkip
+from draftwood.strategies.drafters.lookahead import Lookahead
 from draftwood.strategies.drafters.medusa import MedusaHeads
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.mtp import Mtp
@@ -25,6 +26,7 @@ __all__ = [
     "DepthMarginals",
     "Eagle3",
     "LayerSkip",
+    "Lookahead",
     "MedusaHeads",
     "ModelDrafter",
     "Mtp",

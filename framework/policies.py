@@ -16,11 +16,13 @@ from draftwood.strategies.policies.redrafter import BeamPaths
 from draftwood.strategies.policies.sequoia import Sequoia
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.policies.stochastic_beam import StochasticBeam
+from draftwood.strategies.policies.svip import SVIP
 from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
 from draftwood.strategies.policies.throughput_dyspec import ThroughputDySpec
 from draftwood.strategies.policies.wrapper import PolicyWrapper
 
 __all__ = [
+    "SVIP",
     "BatchDySpec",
     "Beam",
     "BeamPaths",

@@ -87,7 +87,9 @@ def _fill(
     for file in plots:
         page.image(file, _ALT[file.stem.partition("-")[0]])
     page.heading("Columns", 2)
-    page.table(["column", "meaning"], [(name, words) for name, words in show.MEANINGS.items()], words=True)
+    shown = {heading for row in rows for heading, _ in show.columns([row])}
+    meanings = [(name, words) for name, words in show.MEANINGS.items() if name in shown]
+    page.table(["column", "meaning"], meanings, words=True)
     page.heading("Environment", 2)
     page.table(["", "value"], _environment(described), words=True)
     page.heading("Command", 2)
