@@ -95,6 +95,7 @@ def parse(word: str) -> Spec:
     options.parse(words)
     known = {*MODES, *registry.names("recipes"), *registry.names("policies")}
     if not {"+", ":"} & set(name) and name not in known:
+        registry.check_name_not_gone(name)
         raise UnknownStrategy(f"There is no strategy {name!r:.80}{nearest(name, known)}")
     if name in MODES and words:
         raise InvalidInput(f"{word!r} gives {name!r} an option, and it has none; write {name!r}.")

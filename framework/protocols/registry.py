@@ -111,8 +111,7 @@ def get(kind: str, name: str) -> Any:
     try:
         entry = _entries(kind)[name]
     except KeyError:
-        if remedy := _REMOVED_NAMES.get(name):
-            raise UnknownStrategy(f"There is no {singular} {name!r} any more; {remedy}.") from None
+        check_name_not_gone(name)
         raise UnknownStrategy(f"There is no {singular} {name!r:.80}{nearest(name, names(kind))}") from None
     return entry.load()
 
@@ -171,6 +170,12 @@ def build(make: Callable[..., Any], name: str, options: Mapping[str, Any] | None
         raise
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"{name!r} cannot be built from {options}: {error}.") from error
+
+
+def check_name_not_gone(name: str) -> None:
+    """Raise `UnknownStrategy`, with what to do, if there once was a strategy `name`."""
+    if remedy := _REMOVED_NAMES.get(name):
+        raise UnknownStrategy(f"There is no strategy {name!r} any more; {remedy}.") from None
 
 
 def check_not_gone(name: str, option: str) -> None:

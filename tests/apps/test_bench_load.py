@@ -195,6 +195,7 @@ def test_refused_in_one_sentence(draftwood, tmp_path):
     turns = tmp_path / "turns.jsonl"
     turns.write_text(json.dumps({"turns": ["one", "two"]}) + "\n")
     for words, said in (
+        (("--strategy", "cost-aware"), "any more; name 'throughput-dyspec', which reads measured costs"),
         (("--rows", "two"), "--rows is 'two'; give whole numbers with commas between."),
         (("--arrivals", "poisson", "--load", "much"), "--load is 'much'; give numbers with commas between."),
         (("--arrivals", "poisson:2", "--ray", "auto"), "leave --ray out"),
