@@ -348,14 +348,14 @@ def ddtree(budget: int = 64) -> Recipe:
     return Recipe(LayeredDySpec(budget, law=Deterministic), RecursiveRejection())
 
 
-def svip(length: int = 16, threshold: float = 0.8, *, temperature: float = 1.0) -> Recipe:
+def svip(length: int = 16, stop_above: float = 0.8, *, temperature: float = 1.0) -> Recipe:
     """A chain that ends where the draft's entropy is high.
 
     Source: SVIP, Zhang et al. 2024 (arXiv 2411.18462).
-    Settings: the length and threshold are draftwood's; the draft's temperature is 1, since its entropy is 0
+    Settings: the length and stop are draftwood's; the draft's temperature is 1, since its entropy is 0
     at 0.
     """
-    return Recipe(SVIP(length, threshold, _law(temperature)), _verifier(temperature), draft_temperature=1.0)
+    return Recipe(SVIP(length, stop_above, _law(temperature)), _verifier(temperature), draft_temperature=1.0)
 
 
 def lookahead(budget: int = 16) -> Recipe:

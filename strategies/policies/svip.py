@@ -22,14 +22,14 @@ class SVIP(SingleLawPolicy):
     """Drafts up to `length` tokens, and ends before one whose distribution has too much entropy.
 
     The paper bounds the chance that a token is accepted from below by 1 - sqrt(c H): H is the entropy of the
-    draft's distribution, and c a constant of the pair. So the chain ends where sqrt(H) is above `threshold`.
+    draft's distribution, and c a constant of the pair. So the chain ends where sqrt(H) is above `stop_above`.
     Here a first token is drafted in any case, since its draft call was made.
 
     Every decision looks at a distribution before a token is drawn from it, so law P holds.
 
     Attributes:
         length: tokens at most.
-        threshold: of the square root of the entropy, in nats.
+        stop_above: of the square root of the entropy, in nats.
         law: how tokens are drawn. The entropy is of the draft's distribution at its own temperature, which is
             0 where that temperature is.
 
@@ -37,7 +37,7 @@ class SVIP(SingleLawPolicy):
     """
 
     length: int = attrs.field(default=16, validator=at_least(1))
-    threshold: float = attrs.field(default=0.8, converter=float, validator=_not_negative)
+    stop_above: float = attrs.field(default=0.8, converter=float, validator=_not_negative)
     law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law)
     branches = False
     source = "SVIP (arXiv 2411.18462)"
@@ -48,7 +48,7 @@ class SVIP(SingleLawPolicy):
             probs = yield tree.request([node])
             (probabilities,) = probs.double()
             entropy = float(-probabilities.xlogy(probabilities).sum())
-            if drafted and math.sqrt(max(entropy, 0.0)) > self.threshold:
+            if drafted and math.sqrt(max(entropy, 0.0)) > self.stop_above:
                 break
             (drawn,) = draw_children(self.law, probs, count=1, rng=rng)
             if not drawn.tokens:

@@ -36,7 +36,7 @@ def test_a_chain_ends_before_a_token_of_high_entropy():
     assert length(SVIP(3, 0.6, "top-k"), [SURE, torch.zeros(1, 3)]) == (1, 2)  # nothing to propose
 
 
-def test_the_threshold_is_of_the_root_of_the_entropy_in_nats():
+def test_the_stop_above_is_of_the_root_of_the_entropy_in_nats():
     root = math.sqrt(-sum(p * math.log(p) for p in UNSURE[0].tolist()))
     assert length(SVIP(2, root + 1e-6), [SURE, UNSURE])[0] == 2
     assert length(SVIP(2, root - 1e-6), [SURE, UNSURE])[0] == 1
@@ -56,7 +56,7 @@ def test_it_keeps_the_targets_law(verifier, law):
     assert_lossless(SVIP(3, 0.8, law), verifier, target=target, drafter=drafter, prompt=(0,), tokens=3)
 
 
-@pytest.mark.parametrize("threshold", [-0.1, math.nan, math.inf])
-def test_a_threshold_that_is_none_is_refused(threshold):
-    with pytest.raises(InvalidInput, match="threshold is .*; give a number of at least 0"):
-        SVIP(threshold=threshold)
+@pytest.mark.parametrize("stop_above", [-0.1, math.nan, math.inf])
+def test_a_stop_above_that_is_none_is_refused(stop_above):
+    with pytest.raises(InvalidInput, match="stop_above is .*; give a number of at least 0"):
+        SVIP(stop_above=stop_above)
