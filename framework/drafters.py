@@ -6,6 +6,7 @@ from draftwood.strategies.drafters.depth_marginals import DepthMarginals
 from draftwood.strategies.drafters.eagle3 import Eagle3
 from draftwood.strategies.drafters.hydra import Hydra
 from draftwood.strategies.drafters.layer_skip import LayerSkip
+from draftwood.strategies.drafters.lookahead import Lookahead
 from draftwood.strategies.drafters.medusa import MedusaHeads
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.mtp import Mtp
@@ -27,6 +28,7 @@ __all__ = [
     "Eagle3",
     "Hydra",
     "LayerSkip",
+    "Lookahead",
     "MedusaHeads",
     "ModelDrafter",
     "Mtp",

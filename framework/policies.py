@@ -3,7 +3,6 @@
 from draftwood.strategies.policies.batch_dyspec import BatchDySpec
 from draftwood.strategies.policies.beam import Beam
 from draftwood.strategies.policies.chain import Chain
-from draftwood.strategies.policies.cost_aware import CostAware
 from draftwood.strategies.policies.dynamic_depth import DynamicDepth
 from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.dyspec import DySpec, GreedyTree
@@ -12,20 +11,22 @@ from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.independent_paths import IndependentPaths
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.policies.mixture import Mixture
+from draftwood.strategies.policies.ordinary import Ordinary
 from draftwood.strategies.policies.redrafter import BeamPaths
 from draftwood.strategies.policies.sequoia import Sequoia
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.policies.stochastic_beam import StochasticBeam
+from draftwood.strategies.policies.svip import SVIP
 from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
 from draftwood.strategies.policies.throughput_dyspec import ThroughputDySpec
 from draftwood.strategies.policies.wrapper import PolicyWrapper
 
 __all__ = [
+    "SVIP",
     "BatchDySpec",
     "Beam",
     "BeamPaths",
     "Chain",
-    "CostAware",
     "DySpec",
     "DynaTree",
     "DynamicDepth",
@@ -35,6 +36,7 @@ __all__ = [
     "IndependentPaths",
     "LayeredDySpec",
     "Mixture",
+    "Ordinary",
     "PolicyWrapper",
     "Sequoia",
     "StaticTree",

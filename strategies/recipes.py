@@ -33,6 +33,7 @@ from draftwood.strategies.policies.sequoia import ZOO_PAIR, Sequoia
 from draftwood.strategies.policies.shapes import SHAPES
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.policies.stochastic_beam import StochasticBeam
+from draftwood.strategies.policies.svip import SVIP
 from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
 from draftwood.strategies.shape_search import ShapeFit
 from draftwood.strategies.verifiers.block import Block
@@ -336,6 +337,34 @@ def opt_tree(budget: int = 50, threshold: float = 0.0, depth: int | None = None)
     Settings: 50 to 60 nodes for 7B targets.
     """
     return Recipe(LayeredDySpec(budget, depth, threshold, Deterministic), RecursiveRejection())
+
+
+def ddtree(budget: int = 64) -> Recipe:
+    """The most likely paths by the per-position distributions of a block drafter, best first.
+
+    Source: DDTree, Ringel et al. 2026 (arXiv 2604.12989).
+    Settings: a block drafter, such as a DFlash head, given as `drafter`; the paper tries budgets.
+    """
+    return Recipe(LayeredDySpec(budget, law=Deterministic), RecursiveRejection())
+
+
+def svip(length: int = 16, stop_above: float = 0.8, *, temperature: float = 1.0) -> Recipe:
+    """A chain that ends where the draft's entropy is high.
+
+    Source: SVIP, Zhang et al. 2024 (arXiv 2411.18462).
+    Settings: the length and stop are draftwood's; the draft's temperature is 1, since its entropy is 0
+    at 0.
+    """
+    return Recipe(SVIP(length, stop_above, _law(temperature)), _verifier(temperature), draft_temperature=1.0)
+
+
+def lookahead(budget: int = 16) -> Recipe:
+    """A tree of the n-grams that the target made before, at rejected nodes too.
+
+    Source: Lookahead Decoding, Fu et al. 2024 (arXiv 2402.02057).
+    Settings: the pool of n-grams only; no window of guessed tokens takes part in a pass.
+    """
+    return Recipe(LayeredDySpec(budget, law=Deterministic), RecursiveRejection(), drafter="lookahead")
 
 
 def specexec(width: int = 32, steps: int = 16, budget: int = 128) -> Recipe:

@@ -18,6 +18,7 @@ from draftwood.apps.bench.plan import BenchPlan, data_sets, from_document, from_
 from draftwood.apps.files.datasets import DataSet
 from draftwood.apps.models import by_name as models
 from draftwood.apps.models.chat import AsChat
+from draftwood.apps.terminal.options import numbers
 from draftwood.apps.terminal.progress import watched
 from draftwood.apps.terminal.shown import to_stderr
 from draftwood.base.errors import DraftwoodError, InvalidInput
@@ -58,6 +59,24 @@ def bench(
     ] = None,
     new_tokens: Annotated[list[int] | None, typer.Option(help="Lengths of texts; default 64.")] = None,
     prompts: Annotated[int | None, typer.Option(help="Prompts a file; default 6.")] = None,
+    rows: Annotated[
+        list[str] | None, typer.Option(help="Texts written at once, with commas: 1,4,16,64; default 1.")
+    ] = None,
+    arrivals: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Requests that arrive at a shared decoder of --rows rows: poisson:RATE (a second), "
+            "burst:N:EVERY (seconds), or poisson and burst:N with --load; repeatable."
+        ),
+    ] = None,
+    load: Annotated[
+        list[str] | None,
+        typer.Option(help="Shares of what ordinary decoding finishes, with commas: 0.5,0.8,0.95."),
+    ] = None,
+    requests: Annotated[int | None, typer.Option(help="That arrive; default 48.")] = None,
+    promise: Annotated[
+        float | None, typer.Option(help="Tokens a second that users were promised, for the goodput.")
+    ] = None,
     turns: Annotated[
         int | None, typer.Option(help="Turns of a conversation; default: all.", show_default=False)
     ] = None,
@@ -116,6 +135,8 @@ def bench(
       draftwood bench --file run.toml --prompts 20
       draftwood bench --report mine --latex table.tex
       draftwood bench --to mine --ray auto
+      draftwood bench --rows 1,4,16,64 --strategy chain:length=2 --strategy throughput-dyspec --prompts 64
+      draftwood bench --rows 8 --arrivals poisson --load 0.5,0.8,0.95 --promise 30 --strategy leviathan
       draftwood bench --pair big/,small/ --offload scratch/ --budget 64
       draftwood bench --pair big/,head/ --chat --strategy dyspec --budget 16
       draftwood bench --paper dyspec-table1 --data notes.txt --to table1
@@ -129,6 +150,11 @@ def bench(
         "prompt_lengths": prompt_length,
         "new_tokens": new_tokens,
         "prompts": prompts,
+        "rows": numbers("--rows", rows, int),
+        "arrivals": arrivals,
+        "loads": numbers("--load", load, float),
+        "requests": requests,
+        "promise": promise,
         "turns": turns,
         "chat": chat or None,
         "repetitions": repetitions,
@@ -158,7 +184,7 @@ def bench(
         raise InvalidInput("--report shows what is in the folder, so it cannot be combined with --ray.")
     if report:
         if flags or file:
-            named = "--file" if file else "--" + next(iter(flags)).replace("_", "-")
+            named = "--file" if file else page.option_of(next(iter(flags)))
             raise InvalidInput(f"--report shows what is in the folder, so leave {named} out.")
         plan, names = from_document(stored(to)["configuration"])
     else:
@@ -168,6 +194,10 @@ def bench(
                 f"--offload {plan.offload} is one process's folder, which workers of --ray would write over "
                 "one another; leave one of the two out."
             )
+        if ray is not None and plan.arrivals:
+            raise InvalidInput("--arrivals measures the queue of one machine; leave --ray out.")
+        if answers and not plan.by_itself:
+            raise InvalidInput("--spec-bench writes texts one at a time; leave --rows and --arrivals out.")
         if answers:
             spec_bench.check(data_sets(plan))
         names = _measure(plan, to) if ray is None else _measure_over_ray(plan, to, ray, workers)

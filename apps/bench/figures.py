@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import comb, prod
 from statistics import median_low
 from typing import Any
@@ -12,24 +12,16 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwood.apps.bench.arrival_figures import arrival_figures
+from draftwood.apps.bench.intervals import Figure, interval
 from draftwood.apps.bench.plan import BenchPlan, Contest, contests
-from draftwood.apps.bench.specs import ORDINARY, Spec, measured
-from draftwood.decoding.metrics import METRICS, Sums
+from draftwood.apps.bench.specs import ORDINARY, OURS, Spec, measured
+from draftwood.decoding.metrics import METRICS
 
 Pair = tuple[Hashable, Sequence[int], Sequence[int]]  # a prompt, tokens of one after it, and of the other
-_BOOTSTRAPS = 4000
 _PERMUTATIONS = 2000
 _HAND_OUTS = 64  # below which the permutation test says nothing; mirrored ones have equal distances
 _LEAST = 5  # tokens seen fewer times than this are one class of the test
-
-
-@attrs.frozen
-class Figure:
-    """A metric's value with its 95 % interval, None if a single prompt cannot give one."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
 
 
 @attrs.frozen
@@ -86,15 +78,17 @@ def rows(plan: BenchPlan, names: Sequence[str], cells: Cells) -> list[ResultRow]
     """Every contender of every contest that has a finished text."""
     texts: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for cell in cells.values():
-        if cell["kind"] in ("text", "check"):
-            contest = Contest(**{field.name: cell[field.name] for field in attrs.fields(Contest)})
+        if cell["kind"] in ("text", "check", "arrivals"):
+            contest = Contest(**{f.name: cell.get(f.name, f.default) for f in attrs.fields(Contest)})
             texts.setdefault((cell["kind"], contest.key, cell["contender"]), []).append(cell)
     all_rows: list[ResultRow] = []
     sampled_pairs: dict[tuple[Contest, str], list[Pair]] = {}  # of all data sets
     for contest in contests(plan, names):
-        plain = texts.get(("text", contest.key, ORDINARY), [])
-        for label in [label for kind, key, label in texts if (kind, key) == ("text", contest.key)]:
-            spec, written = measured(label, plan.strategies, plan.budgets), texts["text", contest.key, label]
+        kind = "arrivals" if contest.arrivals else "text"
+        # Nobody queues for generate(), so requests that arrive are compared with ordinary decoding of ours.
+        plain = texts.get((kind, contest.key, OURS if contest.arrivals else ORDINARY), [])
+        for label in [label for of, key, label in texts if (of, key) == (kind, contest.key)]:
+            spec, written = measured(label, plan.strategies, plan.budgets), texts[kind, contest.key, label]
             if refused := next((cell["refused"] for cell in written if "refused" in cell), None):
                 all_rows.append(ResultRow(contest, spec, refused=refused))
             else:
@@ -103,7 +97,10 @@ def rows(plan: BenchPlan, names: Sequence[str], cells: Cells) -> list[ResultRow]
                 precision = "float32" if all(exact) or plan.dtype == "float32" else plan.dtype
                 sampled = contest.temperature > 0
                 check = Check() if sampled and written is plain else _check(contest, pairs, precision)
-                all_rows.append(_row(contest, spec, written, plain, check))
+                if contest.arrivals:
+                    all_rows.append(_arrival_row(contest, spec, written, check, plan.promise))
+                else:
+                    all_rows.append(_row(contest, spec, written, plain, check))
                 if sampled and written is not plain:
                     sampled_pairs.setdefault((contest.on_all_data, spec.label), []).extend(pairs)
     several = len(names) > 1
@@ -135,6 +132,18 @@ def _row(
         check=check,
         peak_memory=max(cell["peak_memory"] for cell in written),
         prompts=len({cell["prompt"] for cell in written}),
+        prompt_tokens=float(np.mean([cell["prompt_tokens"] for cell in written])),
+        lossless=all(cell.get("lossless", True) for cell in written),
+    )
+
+
+def _arrival_row(contest: Contest, spec: Spec, written: Texts, check: Check, promise: float) -> ResultRow:
+    return ResultRow(
+        contest,
+        spec,
+        figures=arrival_figures(written, promise),
+        check=check,
+        prompts=len(written[0]["arrived"]),
         prompt_tokens=float(np.mean([cell["prompt_tokens"] for cell in written])),
         lossless=all(cell.get("lossless", True) for cell in written),
     )
@@ -183,12 +192,17 @@ def _by_prompt(contest: Contest, cells: Sequence[Mapping[str, Any]]) -> dict[str
     quantities["tokens"] = sums(lambda c: len(c["tokens"]))
     # Runs of before the first token came with the prompt say nothing of it.
     quantities["prefill_tokens"] = sums(lambda c: c.get("prefill_tokens", 0))
-    quantities["texts"] = sums(lambda c: 1)
-    quantities["text_seconds"] = quantities["seconds"]  # one after another
+    rows = contest.rows
+    quantities["texts"] = sums(lambda c: rows)
+    quantities["first_token_seconds"] = rows * quantities["first_token_seconds"]
+    quantities["text_seconds"] = sums(
+        lambda c: rows * c["seconds"] if c.get("text_seconds") is None else c["text_seconds"]
+    )
     quantities["scored"] = sums(lambda c: c["right"] is not None)
     quantities["right"] = sums(lambda c: bool(c["right"]))
     quantities["draft_cost_calls"] = sums(
-        lambda c: None if c["draft_calls"] is None else c["draft_cost"] * c["draft_calls"]
+        # Rows share their passes, so a batch has no bytes a text.
+        lambda c: None if c["draft_calls"] is None or rows > 1 else c["draft_cost"] * c["draft_calls"]
     )
     return quantities
 
@@ -198,58 +212,24 @@ def _median(texts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return next(cell for cell in texts if cell["seconds"] == middle)
 
 
-def interval(sums: Sums, of: Callable[[Sums], NDArray[np.float64]]) -> Figure | None:
-    """A figure with its 95 % interval by the bootstrap over prompts; None where it cannot be known.
-
-    Args:
-        sums: quantities of every prompt, `[prompts]` each.
-        of: the figure from their sums over prompts, elementwise.
-    """
-    count = max(map(len, sums.values()))
-    usable = {name: values for name, values in sums.items() if len(values) == count}
-    totals = {name: values.sum(keepdims=True) for name, values in usable.items()}
-    with np.errstate(invalid="ignore", divide="ignore"):
-        try:
-            value = float(of(totals)[0])
-        except KeyError:
-            return None
-        if not np.isfinite(value):
-            return None
-        if count < 2:
-            return Figure(value)
-        drawn = of(_Resampled(usable, np.random.default_rng(0).integers(count, size=(_BOOTSTRAPS, count))))
-    low, high = np.quantile(drawn[np.isfinite(drawn)], [0.025, 0.975])
-    return Figure(value, float(low), float(high))
-
-
-@attrs.frozen(eq=False)
-class _Resampled(Mapping[str, NDArray[np.float64]]):
-    """Sums of quantities over prompts chosen at random, worked out for those that are asked for."""
-
-    quantities: Sums
-    chosen: NDArray[np.int64]
-    _known: dict[str, NDArray[np.float64]] = attrs.field(factory=dict, init=False)
-
-    def __getitem__(self, name: str) -> NDArray[np.float64]:
-        if name not in self._known:
-            self._known[name] = self.quantities[name][self.chosen].sum(1)
-        return self._known[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.quantities)
-
-    def __len__(self) -> int:
-        return len(self.quantities)
-
-
 def _pairs(contest: Contest, written: Texts, plain: Texts) -> list[Pair]:
-    """Returns both contenders' texts after a prompt and turn, for every repetition that both have."""
+    """Returns both contenders' texts after a prompt and turn, for every repetition that both have.
+
+    Texts of a batch and texts of requests come one by one.
+    """
+    together = contest.rows > 1 or contest.arrivals
+    length = contest.new_tokens if together else None
     ours, theirs = (
-        {(*_asked(c), c["repetition"]): c["tokens"] for c in texts if "tokens" in c}
+        {
+            (*_asked(c), text, c["repetition"]): c["tokens"][start:][:length]
+            for c in texts
+            if "tokens" in c
+            for text, start in enumerate(range(0, len(c["tokens"]), length or len(c["tokens"])))
+        }
         for texts in (written, plain)
     )
     shared = sorted(ours.keys() & theirs.keys())
-    return [((contest.data, *key[:2]), ours[key], theirs[key]) for key in shared]
+    return [((contest.data, *key[:3]), ours[key], theirs[key]) for key in shared]
 
 
 def _check(contest: Contest, pairs: Sequence[Pair], precision: str) -> Check:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import attrs
 
 from draftwood.apps.bench.plan import BenchPlan, Contest, contests
-from draftwood.apps.bench.specs import Spec
+from draftwood.apps.bench.specs import ORDINARY, Spec
 from draftwood.apps.files.datasets import DataSet
 from draftwood.apps.models import by_name as models
 
@@ -18,12 +18,14 @@ class Cell:
     """One thing to measure.
 
     Attributes:
-        kind: `"text"`; `"check"`: a text in float32, whose time does not count; `"answer"`: what ordinary
-            greedy `generate` answers in a turn, in float32, for the prompts of later turns; `"pair"`: how
-            well draft and target agree on a prompt's text; `"passes"`: the time of passes.
+        kind: `"text"`, or the texts of a batch; `"check"`: the same in float32, whose time does not count;
+            `"answer"`: what ordinary greedy `generate` answers in a turn, in float32, for the prompts of
+            later turns; `"pair"`: how well draft and target agree on a prompt's text; `"passes"`: the time
+            of passes; `"capacity"`: what ordinary decoding finishes a second; `"arrivals"`: requests that
+            arrive.
         contest: where it belongs; of `"passes"`, any of the pair; of `"answer"`, one at temperature 0.
         spec: who writes; None where nobody in the contest does.
-        prompt: index of the prompt in its data set.
+        prompt: index of the prompt in its data set; of a batch, the index of the batch.
         repetition: counted from 0.
         turn: of the prompt's conversation, counted from 0.
     """
@@ -47,6 +49,11 @@ class Cell:
         """Returns the seed of only this cell, so that texts of two contenders are independent."""
         return zlib.crc32(self.key.encode())
 
+    @property
+    def capacity(self) -> Cell:
+        """Returns the cell that says how many requests of this contest ordinary decoding finishes."""
+        return Cell("capacity", self.contest.at_once)
+
     def answer(self, turn: int) -> Cell:
         """Returns the cell whose text is the answer to an earlier `turn` in this cell's prompt."""
         contest = attrs.evolve(self.contest, temperature=0.0)
@@ -64,19 +71,46 @@ def cells(plan: BenchPlan, sets: Mapping[str, DataSet]) -> Iterator[Cell]:
         yield from _answers(of_pair, sets)
         if plan.dtype != "float32":
             for contest in of_pair:
-                if contest.temperature == 0:
+                if contest.temperature == 0 and not contest.arrivals:
                     yield from _in_turn(plan, contest, sets[contest.data], "check", 1)
         yield Cell("passes", of_pair[0])
         for contest in of_pair:
+            if contest.arrivals:
+                yield from _arriving(plan, contest)
+                continue
             yield from _in_turn(plan, contest, sets[contest.data], "text", plan.repetitions)
+            if contest.rows > 1:
+                continue
             if models.names_head(pair.split(",")[1].strip()):
                 continue  # a head drafts from the target's states in a round, and not along a text
             for prompt, turn in _asked(sets[contest.data]):
                 yield Cell("pair", contest, prompt=prompt, turn=turn)
 
 
-def _asked(data_set: DataSet) -> Iterator[tuple[int, int]]:
-    """Every prompt with each of its turns."""
+def batch(data_set: DataSet, rows: int, number: int) -> list[int]:
+    """Returns the indices of the prompts of a batch."""
+    return [(number * rows + row) % len(data_set.prompts) for row in range(rows)]
+
+
+def _arriving(plan: BenchPlan, contest: Contest) -> Iterator[Cell]:
+    """Every contender under the same arrivals, in turns; before it the capacity, which sets their rate.
+
+    Ordinary `generate` is none of them: no request can join its batch.
+    """
+    entrants = [spec for spec in plan.contenders(contest.temperature) if spec.name != ORDINARY]
+    if contest.load and contest.load == plan.loads[0] and contest.arrivals == plan.arrivals[0]:
+        yield Cell("arrivals", contest).capacity
+    for repetition in range(plan.repetitions):
+        first = repetition % len(entrants)
+        for spec in (*entrants[first:], *entrants[:first]):
+            yield Cell("arrivals", contest, spec, repetition=repetition)
+
+
+def _asked(data_set: DataSet, rows: int = 1) -> Iterator[tuple[int, int]]:
+    """Every prompt with each of its turns; of several rows, every batch."""
+    if rows > 1:
+        yield from ((number, 0) for number in range(max(len(data_set.prompts) // rows, 1)))
+        return
     for number, prompt in enumerate(data_set.prompts):
         for turn in range(1 + len(prompt.later)):
             yield number, turn
@@ -96,7 +130,7 @@ def _in_turn(
 ) -> Iterator[Cell]:
     entrants, begins = plan.contenders(contest.temperature), 0
     for repetition in range(repetitions):
-        for prompt, turn in _asked(data_set):
+        for prompt, turn in _asked(data_set, contest.rows):
             first = begins % len(entrants)
             begins += 1
             for spec in (*entrants[first:], *entrants[:first]):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from draftwood.apps.bench import show
-from draftwood.apps.bench.figures import Figure, ResultRow
+from draftwood.apps.bench.figures import ResultRow
+from draftwood.apps.bench.intervals import Figure
 from draftwood.apps.bench.specs import ORDINARY
 from draftwood.apps.terminal.shown import visible
 
@@ -19,23 +20,32 @@ _SPECIAL = {
 
 
 def table(rows: Sequence[ResultRow], described: Mapping[str, Any]) -> str:
-    """Returns a table of speed-up, tokens per round and acceptance, with intervals, a block per contest."""
+    """Returns a table of speed-up, tokens per round and acceptance, with intervals, a block per contest.
+
+    Where texts were written together, it also has tokens a second in all and of each user; of requests that
+    arrive, the goodput too.
+    """
+    columns = {**_COLUMNS}
+    if any(row.contest.rows > 1 or row.contest.arrivals for row in rows):
+        columns |= {"Tokens/s": _rate("tokens_per_second"), "Of a user": _rate("user_speed")}
+    if any("goodput" in row.figures for row in rows):
+        columns["Goodput"] = _rate("goodput")
     lines = [
         "% Needs \\usepackage{booktabs}.",
         "\\begin{table}",
         "  \\centering",
         f"  \\caption{{{escaped(_caption(rows, described))}}}",
         "  \\label{tab:draftwood-bench}",
-        "  \\begin{tabular}{lrrr}",
+        f"  \\begin{{tabular}}{{l{'r' * len(columns)}}}",
         "    \\toprule",
-        "    Method & Speed-up & Tokens per round & Accepted \\\\",
+        f"    {' & '.join(('Method', *columns))} \\\\",
     ]
     for contest in dict.fromkeys(row.contest for row in rows):
-        lines += ["    \\midrule", f"    \\multicolumn{{4}}{{l}}{{{escaped(contest.title)}}} \\\\"]
+        title = escaped(contest.title)
+        lines += ["    \\midrule", f"    \\multicolumn{{{1 + len(columns)}}}{{l}}{{{title}}} \\\\"]
         for row in rows:
             if row.contest == contest and not row.refused:
-                speed = "1" if row.spec.name == ORDINARY else _figure(row, "speed_up")
-                cells = (escaped(show.label(row)), speed, _figure(row, "tokens_per_round"), _share(row))
+                cells = (escaped(show.label(row)), *(of(row) for of in columns.values()))
                 lines.append(f"    {' & '.join(cells)} \\\\")
     return "\n".join((*lines, "    \\bottomrule", "  \\end{tabular}", "\\end{table}", ""))
 
@@ -67,3 +77,22 @@ def _figure(row: ResultRow, name: str) -> str:
 def _share(row: ResultRow) -> str:
     value = row.value("acceptance_rate")
     return "--" if value is None else f"{value:.0%}".replace("%", "\\%")
+
+
+def _speed_up(row: ResultRow) -> str:
+    return "1" if row.spec.name == ORDINARY else _figure(row, "speed_up")
+
+
+def _rate(name: str) -> Callable[[ResultRow], str]:
+    def cell(row: ResultRow) -> str:
+        value = row.value(name)
+        return "--" if value is None else f"{value:.1f}"
+
+    return cell
+
+
+_COLUMNS: Mapping[str, Callable[[ResultRow], str]] = {
+    "Speed-up": _speed_up,
+    "Tokens per round": lambda row: _figure(row, "tokens_per_round"),
+    "Accepted": _share,
+}

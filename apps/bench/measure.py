@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from time import time
 from typing import Any
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor
 
 from draftwood import Request, SamplingParams, StateBackend, zoo
+from draftwood.apps.bench.arrivals import Arrivals
 from draftwood.apps.bench.folder import Folder
-from draftwood.apps.bench.grid import Cell, cells
+from draftwood.apps.bench.grid import Cell, batch, cells
 from draftwood.apps.bench.plan import BINS, BenchPlan, Contest
 from draftwood.apps.bench.specs import ORDINARY, Spec
 from draftwood.apps.bench.writers import Writer, writer
@@ -45,7 +47,7 @@ class Measurer:
     known: Mapping[str, dict[str, Any]]
     _loaded: tuple[tuple[str, str], models.Loaded] | None = None
     _writers: dict[tuple[str, float], Writer] = attrs.field(factory=dict)
-    _warm: set[tuple[str, float]] = attrs.field(factory=set)
+    _warm: set[tuple[str, float, int]] = attrs.field(factory=set)
     _asked: dict[str, list[list[list[int]]]] = attrs.field(factory=dict)
 
     def measure(self, cell: Cell) -> dict[str, Any]:
@@ -59,7 +61,16 @@ class Measurer:
         if cell.kind == "passes":
             asked = [turns[0] for data_set in self._asked.values() for turns in data_set]
             return _passes(loaded) | {"shared_tokens": models.shared_tokens(loaded, asked)}
-        prompt = self._prompt(cell, loaded.tokenizer)
+        if cell.kind == "capacity":
+            return self._arrivals(loaded).capacity(cell)
+        if cell.kind == "arrivals":
+            return self._arrivals(loaded).measure(cell, self.known)
+        if cell.contest.rows > 1:
+            asked = batch(self.sets[cell.contest.data], cell.contest.rows, cell.prompt)
+            prompts = [self._prompt(attrs.evolve(cell, prompt=number), loaded.tokenizer) for number in asked]
+        else:
+            prompts = [self._prompt(cell, loaded.tokenizer)]
+        prompt = prompts[0]
         record = attrs.asdict(cell.contest) | {"kind": cell.kind, "prompt": cell.prompt, "turn": cell.turn}
         if cell.kind == "answer":
             ordinary = writer(Spec(ORDINARY), loaded, 0.0)
@@ -71,12 +82,16 @@ class Measurer:
         if cell.spec is None:
             plain = self._baseline(cell)
             return {**record, **_agreement(loaded, prompt, plain, cell.contest.temperature)}
-        record |= {"contender": cell.spec.label, "repetition": cell.repetition, "prompt_tokens": len(prompt)}
+        record |= {
+            "contender": cell.spec.label,
+            "repetition": cell.repetition,
+            "prompt_tokens": sum(map(len, prompts)) // len(prompts),
+        }
         if (reason := self._refusal(cell)) is not None:
             return {**record, "refused": reason}
         try:
-            text = self._warmed(cell.spec, cell.contest, prompt).write(
-                prompt, cell.contest.new_tokens, cell.seed
+            text = self._warmed(cell.spec, cell.contest, prompts).write_batch(
+                prompts, cell.contest.new_tokens, cell.seed
             )
         except UnsupportedModel as error:
             if not cell.spec.is_transformers or cell.spec.name == ORDINARY:
@@ -105,7 +120,7 @@ class Measurer:
             self._check_lengths(name, models.context(loaded.target))
         for temperature in self.plan.temperatures:
             for spec in self.plan.contenders(temperature):
-                self._writers[spec.label, temperature] = writer(spec, loaded, temperature)
+                self._writers[spec.label, temperature] = writer(spec, loaded, temperature, self.plan.rows)
         self._loaded = (pair, dtype), loaded
         return loaded
 
@@ -142,13 +157,25 @@ class Measurer:
                 tokens = [*tokens, *answer, *asked]
         return tokens[-cut:] if cut and cell.turn else tokens
 
-    def _warmed(self, spec: Spec, contest: Contest, prompt: Sequence[int]) -> Writer:
-        """The contender, which has written a few tokens when it is first used."""
+    def _warmed(self, spec: Spec, contest: Contest, prompts: Sequence[Sequence[int]]) -> Writer:
+        """The contender, which has written a few tokens of so many rows when it is first used."""
         key = spec.label, contest.temperature
-        if key not in self._warm:
-            self._writers[key].write(prompt, min(_WARM, contest.new_tokens), 0)
-            self._warm.add(key)
+        if (*key, len(prompts)) not in self._warm:
+            self._writers[key].write_batch(prompts, min(_WARM, contest.new_tokens), 0)
+            self._warm.add((*key, len(prompts)))
         return self._writers[key]
+
+    def _arrivals(self, loaded: models.Loaded) -> Arrivals:
+        """The runs of requests that arrive, over the prompts of every data set."""
+        cell_prompt = partial(self._prompt, tokenizer=loaded.tokenizer)
+        return Arrivals(
+            plan=self.plan,
+            prompts=lambda contest: [
+                cell_prompt(Cell("text", contest, prompt=number))
+                for number in range(len(self.sets[contest.data].prompts))
+            ],
+            warmed=self._warmed,
+        )
 
     def _refusal(self, cell: Cell) -> str | None:
         """Why transformers refused this contender's first text."""
@@ -162,7 +189,7 @@ class Measurer:
     def _right(self, cell: Cell, loaded: models.Loaded, tokens: Sequence[int]) -> bool | None:
         data_set = self.sets[cell.contest.data]
         answer = data_set.prompts[cell.prompt].answer
-        if answer is None or cell.turn:
+        if answer is None or cell.turn or cell.contest.rows > 1:
             return None
         return datasets.right(
             decode(loaded.tokenizer, answer_tokens(loaded.tokenizer, tokens)), answer, data_set.stops
@@ -172,7 +199,7 @@ class Measurer:
         """Returns the extra fields of an answer in Spec-Bench's format, if the prompt is a question of it."""
         data_set = self.sets[cell.contest.data]
         question = data_set.prompts[cell.prompt].question
-        if question is None:
+        if question is None or cell.contest.rows > 1:
             return {}
         number, category = question
         answer = decode(loaded.tokenizer, answer_tokens(loaded.tokenizer, tokens, data_set.stops))

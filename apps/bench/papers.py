@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from draftwood.apps.bench.figures import Figure, ResultRow
+from draftwood.apps.bench.figures import ResultRow
+from draftwood.apps.bench.intervals import Figure
 from draftwood.apps.bench.specs import ORDINARY, parse
 from draftwood.base.errors import UnknownStrategy, nearest
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from draftwood.apps.bench.patterns import Pattern
 from draftwood.apps.bench.specs import ASSISTED, Spec, contenders
 from draftwood.apps.files.datasets import DataSet, Prompt, read
 from draftwood.apps.files.text_input import read_text
@@ -25,6 +27,8 @@ from draftwood.distributions.sampling import check_temperature
 BUILT_IN = "built-in"
 _READ = ("models", "files", "code")
 """Digests of all that a run reads, which its configuration has besides the fields of its plan."""
+_LATER = ("offload", "chat", "rows", "arrivals", "loads", "requests", "promise")
+"""Fields that earlier runs did not have, which are written down where they are not the default."""
 BINS = 20  # of probabilities, in the figures of acceptance against draft probability
 
 
@@ -89,6 +93,13 @@ class BenchPlan:
         prompt_lengths: tokens that prompts are cut to; 0: as they are.
         new_tokens: lengths of the texts.
         prompts: how many of each file, evenly spread.
+        rows: texts that are written at once. A batch of N takes N prompts, the next batch the next ones;
+            prompts repeat in a batch that is larger than their number.
+        arrivals: patterns of arrivals, for requests to a shared decoder of so many rows; see `Pattern`.
+            None: every batch is there at once.
+        loads: shares of what ordinary decoding finishes a second, for patterns without a rate.
+        requests: of every run with arrivals.
+        promise: tokens a second that a user was promised, waiting included, for the goodput; 0: none.
         turns: how many of a conversation are run; 0: all.
         chat: whether turns are put into the chat template of the target's tokenizer, after those before them.
         repetitions: texts of each prompt. At temperature 0 the one of median time counts; above, each is
@@ -123,6 +134,15 @@ class BenchPlan:
         default=(64,), converter=_tuple, validator=[_several(int, low=1), _filled]
     )
     prompts: int = attrs.field(default=6, validator=at_least(1))
+    rows: tuple[int, ...] = attrs.field(
+        default=(1,), converter=_tuple, validator=[_several(int, low=1), _filled]
+    )
+    arrivals: tuple[str, ...] = attrs.field(default=(), converter=_tuple, validator=_several(str))
+    loads: tuple[float, ...] = attrs.field(
+        default=(), converter=_tuple, validator=_several(int, float, low=0)
+    )
+    requests: int = attrs.field(default=48, validator=at_least(1))
+    promise: float = attrs.field(default=0.0, validator=_is(int, float))
     turns: int = attrs.field(default=0, validator=at_least(0))
     chat: bool = attrs.field(default=False, validator=_is(bool))
     repetitions: int = attrs.field(default=1, validator=at_least(1))
@@ -144,6 +164,35 @@ class BenchPlan:
                 f"widen {self.widen:g} makes a target in memory, and offload {self.offload!r} streams one "
                 "from its files; leave one of the two out."
             )
+        self.patterns()
+
+    @property
+    def by_itself(self) -> bool:
+        """Whether every text is written by itself."""
+        return self.rows == (1,) and not self.arrivals
+
+    def patterns(self) -> list[tuple[str, float]]:
+        """Returns every pattern of arrivals with a share of the capacity; 0 where it has its own rate.
+
+        Raises:
+            InvalidInput: a pattern that is none, or loads and patterns that do not fit each other.
+        """
+        if not self.arrivals:
+            if self.loads or self.promise:
+                raise InvalidInput("--load and --promise are of requests that arrive; give --arrivals too.")
+            return []
+        rated = [pattern for pattern in map(Pattern.parse, self.arrivals) if pattern.rate]
+        if self.loads and rated:
+            raise InvalidInput(
+                f"{rated[0].word!r} has its own rate, so --load cannot set it; leave one of the two out."
+            )
+        if not self.loads and len(rated) < len(self.arrivals):
+            raise InvalidInput(
+                f"{', '.join(self.arrivals)} gives no rate; add one, as in poisson:2.5, or --load 0.5,0.8."
+            )
+        if 0 in self.loads:
+            raise InvalidInput("--load holds 0; give shares of the capacity above 0, such as 0.5,0.8,0.95.")
+        return [(word, load) for word in self.arrivals for load in self.loads or (0.0,)]
 
     def resolved(self) -> BenchPlan:
         """The plan with the precision that `"auto"` means on a CPU, every contender found and checked.
@@ -152,19 +201,20 @@ class BenchPlan:
             DraftwoodError: a contender that does not exist, or does not fit a temperature.
         """
         for temperature in self.temperatures:
-            contenders(self.strategies, self.budgets, temperature)
+            contenders(self.strategies, self.budgets, temperature, ours=not self.by_itself)
         on_cpu = self.device == "cpu" or (not self.device and default_device().type == "cpu")
         return attrs.evolve(self, dtype="float32") if self.dtype == "auto" and on_cpu else self
 
     def contenders(self, temperature: float) -> list[Spec]:
         """Who writes at a temperature, ordinary `generate` first."""
-        return contenders(self.strategies, self.budgets, temperature)
+        return contenders(self.strategies, self.budgets, temperature, ours=not self.by_itself)
 
     def document(self) -> dict[str, Any]:
         """The plan as JSON takes it, data sets by name with a digest: what makes two runs the same."""
         content = {name: list(v) if isinstance(v, tuple) else v for name, v in attrs.asdict(self).items()}
-        for name in ("offload", "chat"):  # which earlier runs did not have
-            if not content[name]:
+        default = {field.name: field.default for field in attrs.fields(BenchPlan)}
+        for name in _LATER:
+            if getattr(self, name) == default[name]:
                 del content[name]
         content["data"] = {Path(file).stem: identity.of_file(Path(file)) for file in self.data} or {
             BUILT_IN: ""
@@ -248,11 +298,22 @@ class Contest:
     temperature: float
     prompt_length: int
     new_tokens: int
+    rows: int = 1
+    arrivals: str = ""
+    load: float = 0.0
 
     @property
     def key(self) -> str:
         cut = self.prompt_length or "whole"
-        return f"{self.pair} | {self.data} | T={self.temperature:g} | {cut} | {self.new_tokens}"
+        key = f"{self.pair} | {self.data} | T={self.temperature:g} | {cut} | {self.new_tokens}"
+        key += f" | {self.rows} rows" if self.rows > 1 or self.arrivals else ""
+        key += f" | {self.arrivals}" if self.arrivals else ""
+        return key + (f" | load {self.load:g}" if self.load else "")
+
+    @property
+    def at_once(self) -> Contest:
+        """Returns this contest without arrivals."""
+        return attrs.evolve(self, arrivals="", load=0.0)
 
     @property
     def on_all_data(self) -> Contest:
@@ -265,8 +326,15 @@ class Contest:
         cut = f"prompts cut to {self.prompt_length}, " if self.prompt_length else ""
         return (
             f"{self.pair.replace(',', ' with ')}: {self.data}, temperature {self.temperature:g}, "
-            f"{cut}{self.new_tokens} new tokens"
+            f"{cut}{self.new_tokens} new tokens{self.company}"
         )
+
+    @property
+    def company(self) -> str:
+        """Rows, arrivals and load in words, each with a comma before it; empty for one text at a time."""
+        rows = f", {self.rows} rows" if self.rows > 1 or self.arrivals else ""
+        arrivals = f", arrivals {self.arrivals}" if self.arrivals else ""
+        return rows + arrivals + (f" at {self.load:.0%} of capacity" if self.load else "")
 
 
 def contests(plan: BenchPlan, names: Sequence[str]) -> Iterator[Contest]:
@@ -274,9 +342,10 @@ def contests(plan: BenchPlan, names: Sequence[str]) -> Iterator[Contest]:
     for pair in plan.pairs:
         for data in names:
             for temperature in plan.temperatures:
-                for length in plan.prompt_lengths:
-                    for new in plan.new_tokens:
-                        yield Contest(pair, data, temperature, length, new)
+                for length, new in product(plan.prompt_lengths, plan.new_tokens):
+                    for rows in plan.rows:
+                        for arrivals, load in plan.patterns() or [("", 0.0)]:
+                            yield Contest(pair, data, temperature, length, new, rows, arrivals, load)
 
 
 def data_sets(plan: BenchPlan) -> dict[str, DataSet]:
@@ -292,6 +361,14 @@ def data_sets(plan: BenchPlan) -> dict[str, DataSet]:
     for name, files in Counter(one.name for one in sets).items():
         if files > 1:
             raise InvalidInput(f"Two files are called {name!r}; give one of them another name.")
-    return {
+    chosen = {
         one.name: attrs.evolve(one, prompts=tuple(one.spread(plan.prompts, turns=plan.turns))) for one in sets
     }
+    if not plan.by_itself:
+        for name, one in chosen.items():
+            if any(prompt.later for prompt in one.prompts):
+                raise InvalidInput(
+                    f"{name} holds conversations of several turns, and texts that are written together are "
+                    "answers to first turns; give --turns 1."
+                )
+    return chosen

@@ -1,7 +1,4 @@
-"""The plots of a run, as PNG files; drawn without a display.
-
-Colours are from Okabe and Ito, which colour-blind people tell apart; markers differ too.
-"""
+"""The plots of a run, as PNG files; drawn without a display."""
 
 from __future__ import annotations
 
@@ -10,48 +7,37 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import attrs
 import numpy as np
 
 from draftwood.apps.bench.figures import ResultRow
+from draftwood.apps.bench.load_plots import load_figures
 from draftwood.apps.bench.plan import BINS
-from draftwood.apps.bench.specs import ORDINARY
+from draftwood.apps.bench.plot_parts import (
+    COLOURS,
+    GREY,
+    INK,
+    MARKERS,
+    STYLE,
+    by_contest,
+    legend,
+    method_name,
+    method_styles,
+    panel_title,
+    panels,
+    tree_nodes,
+)
 from draftwood.apps.terminal.shown import visible
 from draftwood.base.whole_files import inner_folder, write_by
 from draftwood.decoding.pass_time import PassTime
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#000000")
-_MARKERS = "osD^vP*X"
-_SIZES = ("budget", "length")  # options that set the nodes of a tree
+_PALE = "#DADADA"
 _SEEN = 0.5  # tokens that must have been drawn in a bin for it to be shown
-_GREY, _PALE, _INK = "#6B6B6B", "#DADADA", "#222222"
 _PARTS = (
     ("draft", "draft_seconds", "#E69F00"),
     ("target", "target_seconds", "#0072B2"),
     ("verification", "verify_seconds", "#009E73"),
     ("prompt and the rest", "rest_seconds", "#B8B8B8"),
 )
-_STYLE: Any = {
-    "font.size": 10,
-    "text.parse_math": False,  # a name may hold dollar signs
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.edgecolor": _GREY,
-    "axes.labelcolor": _INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#ECECEC",
-    "xtick.color": _GREY,
-    "ytick.color": _GREY,
-    "legend.frameon": False,
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-    "lines.linewidth": 1.8,
-    "lines.markersize": 6,
-}
 
 
 def draw(folder: Path, rows: Sequence[ResultRow], cells: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -66,7 +52,7 @@ def draw(folder: Path, rows: Sequence[ResultRow], cells: Mapping[str, Mapping[st
 
     inner_folder(folder)
     names = []
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         for name, figure in _figures([row for row in rows if not row.refused], list(cells.values())):
             write_by(folder / name, partial(figure.savefig, format="png", dpi=150))
             names.append(name)
@@ -74,7 +60,9 @@ def draw(folder: Path, rows: Sequence[ResultRow], cells: Mapping[str, Mapping[st
 
 
 def _figures(rows: Sequence[ResultRow], cells: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
-    styles = _styles(rows)
+    yield from load_figures(rows, method_styles(rows))
+    rows = [row for row in rows if not row.contest.arrivals]
+    styles = method_styles(rows)
     for number, (pair, group) in enumerate(_groups(rows).items(), start=1):
         end = f"-{number}.png" if len(_groups(rows)) > 1 else ".png"
         yield f"speed{end}", _speed(pair, group, styles)
@@ -98,91 +86,26 @@ def _groups(rows: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
     for row in rows:
         contest = row.contest
         cut = f"prompts cut to {contest.prompt_length} tokens, " if contest.prompt_length else ""
-        title = f"{contest.pair.replace(',', ' with ')}, {cut}{contest.new_tokens} new tokens"
+        title = (
+            f"{contest.pair.replace(',', ' with ')}, {cut}{contest.new_tokens} new tokens{contest.company}"
+        )
         groups.setdefault(title, []).append(row)
     return groups
 
 
-def _size(row: ResultRow) -> int | None:
-    """Returns the nodes of the contender's trees, swept or given as an option."""
-    if row.spec.budget is not None:
-        return row.spec.budget
-    given = [word.partition("=") for word in row.spec.options]
-    return next((int(value) for name, _, value in given if name in _SIZES and value.isdecimal()), None)
-
-
-def _method(row: ResultRow) -> str:
-    """Returns the contender without its size: the name of one line of a plot."""
-    if _size(row) is None:
-        return visible(row.spec.label)
-    kept = [word for word in row.spec.options if word.partition("=")[0] not in _SIZES]
-    return visible(attrs.evolve(row.spec, options=tuple(kept)).label)
-
-
-def _styles(rows: Sequence[ResultRow]) -> dict[str, dict[str, Any]]:
-    """One colour and marker a method, the same in all plots."""
-    methods = dict.fromkeys(_method(row) for row in rows if row.spec.name != ORDINARY)
-    return {
-        method: {"color": _COLOURS[i % len(_COLOURS)], "marker": _MARKERS[i % len(_MARKERS)]}
-        for i, method in enumerate(methods)
-    }
-
-
-def _panels(
-    title: str, subtitle: str, down: int, across: int, *, height: float = 2.9, share: bool = True
-) -> tuple[Any, Any]:
-    """A figure of panels with shared axes below a title, room for a legend on the right."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    tall = height * down + 1.0
-    below = ConstrainedLayoutEngine(rect=(0, 0, 1, 1 - 0.7 / tall))
-    figure = Figure(figsize=(max(7.2, 3.1 * across + 2.4), tall), layout=below)
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(down, across, squeeze=False, sharex=True, sharey=share)
-    figure.text(0.01, 1 - 0.12 / tall, visible(title), fontsize=13, fontweight="bold", color=_INK, va="top")
-    figure.text(0.01, 1 - 0.42 / tall, visible(subtitle), color=_GREY, fontsize=9, va="top")
-    return figure, axes
-
-
-def _legend(figure: Any, axes: Any) -> None:
-    """One legend for all panels, outside of them."""
-    handles: dict[str, Any] = {}
-    for axis in axes.flat:
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    if handles:
-        figure.legend(handles.values(), handles.keys(), loc="outside right upper", fontsize=9)
-
-
-def _contests(
-    rows: Sequence[ResultRow],
-) -> tuple[list[float], list[str], dict[tuple[float, str], list[ResultRow]]]:
-    """Temperatures, data sets, and the rows of each pair of them."""
-    by: dict[tuple[float, str], list[ResultRow]] = {}
-    for row in rows:
-        by.setdefault((row.contest.temperature, row.contest.data), []).append(row)
-    return sorted({temperature for temperature, _ in by}), list(dict.fromkeys(data for _, data in by)), by
-
-
-def _panel_title(temperature: float, data: str) -> str:
-    return f"{visible(data)}, temperature {temperature:g}"
-
-
 def _speed(pair: str, rows: Sequence[ResultRow], styles: Mapping[str, dict[str, Any]]) -> Any:
     """Speed against budget; a contender without a budget is a level line."""
-    temperatures, names, by = _contests(rows)
-    figure, axes = _panels("Speed against budget", pair, len(temperatures), len(names))
-    budgets = sorted({size for row in rows if (size := _size(row))})
+    temperatures, names, by = by_contest(rows)
+    figure, axes = panels("Speed against budget", pair, len(temperatures), len(names))
+    budgets = sorted({size for row in rows if (size := tree_nodes(row))})
     for down, temperature in enumerate(temperatures):
         for across, data in enumerate(names):
             axis, shown = axes[down, across], by.get((temperature, data), [])
-            axis.set_title(_panel_title(temperature, data))
-            axis.axhline(1, color=_INK, linewidth=1.2, linestyle=(0, (1, 2)), label="ordinary generate()")
+            axis.set_title(panel_title(temperature, data))
+            axis.axhline(1, color=INK, linewidth=1.2, linestyle=(0, (1, 2)), label="ordinary generate()")
             for index, (method, style) in enumerate(styles.items()):
                 at = (index + 1) / (len(styles) + 1)
-                _line(axis, method, [row for row in shown if _method(row) == method], style, at=at)
+                _line(axis, method, [row for row in shown if method_name(row) == method], style, at=at)
             if budgets:
                 axis.set_xscale("log", base=2)
                 axis.set_xticks(budgets, [str(budget) for budget in budgets])
@@ -194,7 +117,7 @@ def _speed(pair: str, rows: Sequence[ResultRow], styles: Mapping[str, dict[str, 
             if across == 0:
                 axis.set_ylabel("tokens/s over generate()'s")
     axes[0, 0].set_ylim(bottom=0)  # of all panels, when all is drawn
-    _legend(figure, axes)
+    legend(figure, axes)
     return figure
 
 
@@ -209,7 +132,9 @@ def _line(axis: Any, method: str, rows: Sequence[ResultRow], style: Mapping[str,
         at: a place from 0 to 1 that tells intervals of several methods apart.
     """
     shown = [(row, row.figures["speed_up"]) for row in rows if "speed_up" in row.figures]
-    swept = sorted(((size, figure) for row, figure in shown if (size := _size(row))), key=lambda one: one[0])
+    swept = sorted(
+        ((size, figure) for row, figure in shown if (size := tree_nodes(row))), key=lambda one: one[0]
+    )
     if swept:
         sizes, figures = zip(*swept, strict=True)
         x = [size * 2 ** (0.2 * (at - 0.5)) for size in sizes]
@@ -222,7 +147,7 @@ def _line(axis: Any, method: str, rows: Sequence[ResultRow], style: Mapping[str,
         values = [point.value for point in figures]
         axis.errorbar(x, values, bars, capsize=2.5, elinewidth=1.2, label=method, **style)
     for row, figure in shown:
-        if _size(row) is None:
+        if tree_nodes(row) is None:
             axis.axhline(figure.value, color=style["color"], linewidth=1.5, linestyle="--", label=method)
             if figure.low is not None:
                 across = axis.get_yaxis_transform()  # x from 0 to 1 over the panel
@@ -234,16 +159,16 @@ def _line(axis: Any, method: str, rows: Sequence[ResultRow], style: Mapping[str,
 
 def _temperature(pair: str, rows: Sequence[ResultRow], styles: Mapping[str, dict[str, Any]]) -> Any:
     """Tokens per round against temperature; of a method's budgets the largest."""
-    temperatures, names, by = _contests(rows)
-    figure, axes = _panels("Tokens per round against temperature", pair, 1, len(names), height=3.2)
+    temperatures, names, by = by_contest(rows)
+    figure, axes = panels("Tokens per round against temperature", pair, 1, len(names), height=3.2)
     for across, data in enumerate(names):
         axis = axes[0, across]
         axis.set_title(visible(data))
         for method, style in styles.items():
             points = []
             for temperature in temperatures:
-                of_method = [r for r in by.get((temperature, data), []) if _method(r) == method]
-                best = max(of_method, key=lambda row: _size(row) or 0, default=None)
+                of_method = [r for r in by.get((temperature, data), []) if method_name(r) == method]
+                best = max(of_method, key=lambda row: tree_nodes(row) or 0, default=None)
                 if best is not None and "tokens_per_round" in best.figures:
                     points.append((temperature, best.figures["tokens_per_round"], visible(best.spec.label)))
             if points:
@@ -267,29 +192,29 @@ def _temperature(pair: str, rows: Sequence[ResultRow], styles: Mapping[str, dict
         axis.set_xlabel("temperature")
     axes[0, 0].set_ylim(bottom=0.9)  # of all panels, when all is drawn
     axes[0, 0].set_ylabel("tokens per round")
-    _legend(figure, axes)
+    legend(figure, axes)
     return figure
 
 
 def _components(pair: str, rows: Sequence[ResultRow]) -> Any:
     """Time a token by component; transformers' own modes have one bar, as they do not tell."""
-    temperatures, names, by = _contests(rows)
+    temperatures, names, by = by_contest(rows)
     most = max(len(shown) for shown in by.values())
     height = 0.34 * most + 0.7
-    figure, axes = _panels("Where the time goes", pair, len(temperatures), len(names), height=height)
+    figure, axes = panels("Where the time goes", pair, len(temperatures), len(names), height=height)
     for down, temperature in enumerate(temperatures):
         for across, data in enumerate(names):
             axis, shown = axes[down, across], by.get((temperature, data), [])
-            axis.set_title(_panel_title(temperature, data))
+            axis.set_title(panel_title(temperature, data))
             axis.grid(False, axis="y")
             for index, row in enumerate(shown):
                 _bar(axis, index, row)
             axis.set_yticks(range(len(shown)), [visible(row.spec.label) for row in shown])
-            axis.tick_params(axis="y", length=0, labelcolor=_INK)
+            axis.tick_params(axis="y", length=0, labelcolor=INK)
             if down == len(temperatures) - 1:
                 axis.set_xlabel("ms per token")
     axes[0, 0].invert_yaxis()
-    _legend(figure, axes)
+    legend(figure, axes)
     return figure
 
 
@@ -319,7 +244,7 @@ def _bar(axis: Any, index: int, row: ResultRow) -> None:
 def _acceptance(pair: str, cells: Sequence[Mapping[str, Any]]) -> Any:
     """DySpec's figure 2: acceptance, and the target's probability, against the draft's probability."""
     temperatures = sorted({cell["temperature"] for cell in cells})
-    figure, axes = _panels(
+    figure, axes = panels(
         "Acceptance against draft probability", pair.replace(",", " with "), 1, 2, height=3.4, share=False
     )
     left, right = axes[0]
@@ -331,7 +256,7 @@ def _acceptance(pair: str, cells: Sequence[Mapping[str, Any]]) -> Any:
             np.sum([cell[name] for cell in of_temperature], 0) for name in ("drawn", "accepted")
         )
         seen = drawn > _SEEN
-        style = {"color": _COLOURS[index % len(_COLOURS)], "marker": _MARKERS[index % len(_MARKERS)]}
+        style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
         left.plot(
             middles[seen],
             accepted[seen] / drawn[seen],
@@ -339,7 +264,7 @@ def _acceptance(pair: str, cells: Sequence[Mapping[str, Any]]) -> Any:
             markersize=4,
             **style,
         )
-    left.plot([0, 1], [0, 1], color=_GREY, linewidth=1, linestyle=":")
+    left.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
     left.set_title("acceptance")
     left.set_xlabel("draft probability of the token")
     left.set_ylabel("chance to be accepted")
@@ -355,7 +280,7 @@ def _acceptance(pair: str, cells: Sequence[Mapping[str, Any]]) -> Any:
     right.set_xlabel("draft probability of the token")
     right.set_ylabel("target probability")
     bar = figure.colorbar(image, ax=right, pad=0.02)
-    bar.set_label("share of the column", color=_INK)
+    bar.set_label("share of the column", color=INK)
     bar.outline.set_visible(False)
     figure.legend(
         *left.get_legend_handles_labels(), loc="upper right", ncols=min(3, len(temperatures)), fontsize=9
@@ -367,8 +292,8 @@ def _passes(pair: str, cell: Mapping[str, Any]) -> Any:
     """Time of a pass against its nodes, with the fits of STree's equations 7 and 8."""
     names = [name for name in ("target", "draft") if cell[name] is not None]
     title = "Time of a pass against its nodes"
-    figure, axes = _panels(title, pair.replace(",", " with "), 1, len(names), height=3.3, share=False)
-    for axis, name, colour in zip(axes[0], names, _COLOURS, strict=False):
+    figure, axes = panels(title, pair.replace(",", " with "), 1, len(names), height=3.3, share=False)
+    for axis, name, colour in zip(axes[0], names, COLOURS, strict=False):
         times = {int(size): taken for size, taken in cell[name]["seconds"].items()}
         fit = PassTime(**cell[name]["fit"])
         for size, taken in times.items():

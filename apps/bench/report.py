@@ -25,8 +25,11 @@ _OPTIONS = {
     "budgets": "--budget",
     "prompt_lengths": "--prompt-length",
     "new_tokens": "--new-tokens",
+    "loads": "--load",
 }
 _ALT = {
+    "throughput": "Tokens a second in all against the speed of a user",
+    "goodput": "Goodput and waiting against the load",
     "speed": "Speed against budget, with 95 % intervals",
     "temperature": "Tokens per round against temperature, with 95 % intervals",
     "components": "Time of a token by component",
@@ -84,7 +87,9 @@ def _fill(
     for file in plots:
         page.image(file, _ALT[file.stem.partition("-")[0]])
     page.heading("Columns", 2)
-    page.table(["column", "meaning"], [(name, words) for name, words in show.MEANINGS.items()], words=True)
+    shown = {heading for row in rows for heading, _ in show.columns([row])}
+    meanings = [(name, words) for name, words in show.MEANINGS.items() if name in shown]
+    page.table(["column", "meaning"], meanings, words=True)
     page.heading("Environment", 2)
     page.table(["", "value"], _environment(described), words=True)
     page.heading("Command", 2)
@@ -106,6 +111,11 @@ def _environment(described: Mapping[str, Any]) -> list[tuple[str, str]]:
     return lines
 
 
+def option_of(name: str) -> str:
+    """Returns the option of bench that sets a field of the plan."""
+    return _OPTIONS.get(name, f"--{name.replace('_', '-')}")
+
+
 def command(configuration: Mapping[str, Any]) -> str:
     """Returns the command line that measures a run with this configuration."""
     default = {field.name: field.default for field in attrs.fields(BenchPlan)}
@@ -118,7 +128,7 @@ def command(configuration: Mapping[str, Any]) -> str:
         several = isinstance(default[name], tuple)
         if (tuple(value) if several else value) == default[name]:
             continue
-        option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
+        option = option_of(name)
         for one in value if several else [value]:
             words += (
                 [option] if value is True else [option, f"{one:g}" if isinstance(one, float) else str(one)]

@@ -7,6 +7,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from draftwood.apps.bench.arrivals import Served
 from draftwood.apps.bench.plan import BINS, Contest
 from draftwood.apps.bench.specs import ORDINARY
 from draftwood.apps.bench.writers import Text
@@ -14,7 +15,10 @@ from draftwood.decoding.pass_time import PassTime
 
 _LARGEST = 2**53
 _HALVES = re.compile("[\ud800-\udfff]")
-_ASKED = get_type_hints(Contest) | {"prompt": int, "turn": int}
+# Of runs with several rows only.
+_COMPANY = {"rows": int, "arrivals": str, "load": float}
+_ASKED = {name: kind for name, kind in get_type_hints(Contest).items() if name not in _COMPANY}
+_ASKED |= {"prompt": int, "turn": int}
 _FIT = get_type_hints(PassTime)
 _WRITTEN = _ASKED | {"contender": str, "repetition": int, "prompt_tokens": int}
 # Not in the first runs' cells.
@@ -24,6 +28,7 @@ _LATER = {
     "lossless": bool,
     "prefill_tokens": int,
     "round_seconds": float | None,
+    "text_seconds": float | None,
 }
 _TEXT = {name: kind for name, kind in get_type_hints(Text).items() if name not in _LATER}
 _TEXT = _WRITTEN | _TEXT | {"right": bool | None}
@@ -33,6 +38,8 @@ _FIELDS: Mapping[str, Mapping[str, Any]] = {
     "answer": _ASKED | {"tokens": list[int]},
     "pair": _ASKED | {"drawn": list[float], "accepted": list[float], "target": list[list[float]]},
     "passes": {"target": dict, "draft": dict | None},
+    "capacity": _ASKED | _COMPANY | {"requests": int, "seconds": float},
+    "arrivals": _WRITTEN | _COMPANY | {"rate": float} | get_type_hints(Served),
 }
 
 
@@ -53,8 +60,11 @@ def check_cell(cell: Any) -> None:
         _check(cell, _WRITTEN | {"refused": str})
         return
     _check(cell, _FIELDS[cell["kind"]])
+    _check(cell, {name: kind for name, kind in _COMPANY.items() if name in cell})
     if cell["kind"] in ("text", "check"):
         _check_text(cell)
+    elif cell["kind"] == "arrivals":
+        _check_requests(cell)
     elif cell["kind"] == "pair":
         sizes = {len(row) for row in (cell["drawn"], cell["accepted"], cell["target"], *cell["target"])}
         if sizes != {BINS}:
@@ -80,6 +90,14 @@ def _check_text(cell: Mapping[str, Any]) -> None:
     if (cell["draft_calls"] is None) != (cell["draft_cost"] is None):
         raise ValueError("only one of draft_calls and draft_cost is given")
     _check(cell, {name: kind for name, kind in _LATER.items() if name in cell})
+
+
+def _check_requests(cell: Mapping[str, Any]) -> None:
+    requests = len(cell["arrived"])
+    if not requests or {len(cell["first"]), len(cell["ended"])} != {requests}:
+        raise ValueError("there are not as many times as requests")
+    if not cell["tokens"] or len(cell["tokens"]) % requests:
+        raise ValueError("the texts are not of one length")
 
 
 def _check(content: Any, fields: Mapping[str, Any]) -> None:

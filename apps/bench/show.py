@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from draftwood.apps.bench.arrival_figures import PERCENTILES, UNITS
 from draftwood.apps.bench.figures import ResultRow
 from draftwood.apps.bench.plan import Contest
-from draftwood.apps.bench.specs import ORDINARY
+from draftwood.apps.bench.specs import ORDINARY, OURS
 from draftwood.base.whole_files import write_text
 from draftwood.decoding.metrics import METRICS
 
@@ -44,7 +45,7 @@ def _speed_up(row: ResultRow) -> str:
 def _text(row: ResultRow) -> str:
     """Returns the result of the comparison with the text of `generate`, in words."""
     check = row.check
-    if row.spec.name == ORDINARY:
+    if row.spec.name == (OURS if row.contest.arrivals else ORDINARY):
         return "-"
     if check.agreement is not None:
         return "equal" if check.agreement == 1 else f"{check.agreement:.1%} equal"
@@ -68,12 +69,32 @@ _DRAFTS: tuple[Column, ...] = (
     ("rounds", _figure("rounds", digits=1, interval=False)),
     ("MBSU", _figure("memory_bound_speed_up", interval=False)),
 )
+_USER: Column = ("a user", _figure("user_speed", digits=1, interval=False))
+# Of requests that arrive, the figures of the first table and of the second.
+_ARRIVED: tuple[Column, ...] = (
+    _SPEED[0],
+    ("goodput", _figure("goodput", digits=1, interval=False)),
+    _USER,
+    ("requests/s", _figure("request_rate", interval=False)),
+    ("tokens/round", _figure("tokens_per_round", interval=False)),
+    ("text", _text),
+)
+_WAITED: tuple[Column, ...] = tuple(
+    (f"{heading} {share}", _figure(f"{name}_p{share}", scale=1e3, digits=0, interval=False))
+    for heading, name in (("first", "first_token"), ("gap", "gap"))
+    for share in PERCENTILES
+)
 _EFFICIENCY: Column = ("block efficiency", _figure("block_efficiency"))
 _SCORE: Column = ("right", _figure("score", scale=100, digits=0, interval=False, unit="%"))
 
 
 MEANINGS = {
     "tokens/s": "new tokens over wall time, the prompt included",
+    "a user": "new tokens over the time until a text was there, waiting included; mean of all texts",
+    "goodput": "tokens/s of the texts whose user had the promised speed, waiting included",
+    "requests/s": "requests that arrived",
+    "first 50": "ms from a request's arrival until its first token, median; 95 and 99: percentiles",
+    "gap 50": "ms between two pieces of a text, each of one round's tokens, median; 95 and 99 likewise",
     "speed-up": "tokens/s divided by the rate of generate() on the same prompts",
     "first ms": "time until the first token is known",
     "ms/token": "time after the first token, per further token",
@@ -94,9 +115,18 @@ MEANINGS = {
 
 def columns(rows: Sequence[ResultRow]) -> tuple[Column, ...]:
     """Returns all columns of a contest's results."""
+    if rows and rows[0].contest.arrivals:
+        return (*_ARRIVED, *_WAITED)
     score = (_SCORE,) if any("score" in row.figures for row in rows) else ()
     first, *rest = _DRAFTS
-    return (*_SPEED, first, _EFFICIENCY, *rest, *score)
+    return (*_speeds(rows), first, _EFFICIENCY, *rest, *score)
+
+
+def _speeds(rows: Sequence[ResultRow]) -> tuple[Column, ...]:
+    """Returns the columns of the first table; in a batch they say what one of the users has."""
+    if rows[0].contest.rows == 1:
+        return _SPEED
+    return tuple(_USER if column[0] == "ms/token" else column for column in _SPEED)
 
 
 def label(row: ResultRow) -> str:
@@ -110,10 +140,13 @@ def tables(rows: Sequence[ResultRow], described: Mapping[str, Any], console: Con
     for contest in dict.fromkeys(row.contest for row in rows):
         contest_rows = [row for row in rows if row.contest == contest]
         drafts = (*_DRAFTS, _SCORE) if any("score" in row.figures for row in contest_rows) else _DRAFTS
+        first, second = _speeds(contest_rows), drafts
+        if contest.arrivals:
+            first, second = _ARRIVED, _WAITED
         console.print()
         console.print(contest.title, style="bold")
-        _table(contest_rows, _SPEED, console)
-        _table(contest_rows, drafts, console)
+        _table(contest_rows, first, console)
+        _table(contest_rows, second, console)
         for row in contest_rows:
             if row.refused:
                 console.print(f"{row.spec.label} did not run: {row.refused}")
@@ -160,7 +193,10 @@ def notes(rows: Sequence[ResultRow], described: Mapping[str, Any]) -> list[str]:
     slower = [
         row.spec.label
         for row in rows
-        if (figure := row.figures.get("speed_up")) and figure.high is not None and figure.high < 1
+        if row.spec.name != OURS
+        and (figure := row.figures.get("speed_up"))
+        and figure.high is not None
+        and figure.high < 1
     ]
     if any(not row.lossless for row in rows):
         words.append("Lossy: its texts are not distributed as the target's own.")
@@ -174,6 +210,22 @@ def notes(rows: Sequence[ResultRow], described: Mapping[str, Any]) -> list[str]:
     if slower:
         names = ", ".join(dict.fromkeys(slower))
         words.append(f"Slower here than ordinary decoding: {names}.")
+    return [*words, *_notes_on_load(rows, described)]
+
+
+def _notes_on_load(rows: Sequence[ResultRow], described: Mapping[str, Any]) -> list[str]:
+    words, configuration = [], described["configuration"]
+    prompts = configuration.get("prompts", 0)
+    if any(row.contest.rows > prompts for row in rows if not row.contest.arrivals):
+        words.append(f"Batches of more than {prompts} rows repeat their prompts; give more --prompts.")
+    if any(row.contest.arrivals for row in rows):
+        words.append("Texts of requests are compared with the texts of ordinary decoding.")
+        promise = configuration.get("promise", 0)
+        words.append(
+            f"Goodput: of the texts with {promise:g} tokens/s or more, waiting included."
+            if promise
+            else "Goodput needs a promised speed; give --promise."
+        )
     return words
 
 
@@ -193,7 +245,7 @@ def document(
     units = {metric.name: metric.unit for metric in METRICS}
     return {
         **run,
-        "units": {**units, "peak_memory": "bytes"},
+        "units": {**units, **UNITS, "peak_memory": "bytes"},
         "results": [
             {
                 **attrs.asdict(row.contest),
@@ -218,15 +270,17 @@ def write_csv(file: Path, rows: Sequence[ResultRow], run: Mapping[str, Any]) -> 
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
     where = [field.name for field in attrs.fields(Contest)]
-    figures = [name + end for name in (metric.name for metric in METRICS) for end in ("", "_low", "_high")]
+    names = [metric.name for metric in METRICS]
+    names += list(UNITS) if any(row.contest.arrivals for row in rows) else []
+    figures = [name + end for name in names for end in ("", "_low", "_high")]
     kept = {**run["versions"], **run["hardware"]}
     named = ["contender", "budget", "prompts", "prompt_tokens"]
     checks = ["peak_memory", "agreement", "precision", "p_value", "p_together", "refused", "lossless"]
     lines.writerow([*where, *named, *figures, *checks, *kept])
     for row in rows:
         values: list[Any] = []
-        for metric in METRICS:
-            figure = row.figures.get(metric.name)
+        for name in names:
+            figure = row.figures.get(name)
             values += [figure.value, figure.low, figure.high] if figure else [None] * 3
         check = list(attrs.astuple(row.check))
         lines.writerow(

@@ -12,6 +12,9 @@ from draftwood.apps.terminal import options
 from draftwood.base.errors import IncompatibleStrategy, InvalidInput, UnknownStrategy, nearest
 from draftwood.protocols import registry
 
+OURS = "ordinary"
+"""Ordinary decoding of draftwood, which every contest of several rows compares with too."""
+
 ORDINARY, ASSISTED, LOOKUP = "generate", "generate-assisted", "generate-prompt-lookup"
 MODES = (ORDINARY, ASSISTED, LOOKUP)
 
@@ -92,6 +95,7 @@ def parse(word: str) -> Spec:
     options.parse(words)
     known = {*MODES, *registry.names("recipes"), *registry.names("policies")}
     if not {"+", ":"} & set(name) and name not in known:
+        registry.check_name_not_gone(name)
         raise UnknownStrategy(f"There is no strategy {name!r:.80}{nearest(name, known)}")
     if name in MODES and words:
         raise InvalidInput(f"{word!r} gives {name!r} an option, and it has none; write {name!r}.")
@@ -114,13 +118,21 @@ def _split(word: str) -> tuple[str, tuple[str, ...]]:
     return name, tuple(words)
 
 
-def contenders(words: Sequence[str], budgets: Sequence[int], temperature: float) -> list[Spec]:
+def contenders(
+    words: Sequence[str], budgets: Sequence[int], temperature: float, *, ours: bool = False
+) -> list[Spec]:
     """Ordinary `generate` and then every strategy, once for each budget where it has one, each checked.
 
     A budget is the nodes of a tree: the option `budget`, or a chain's `length`. A strategy that has
     neither, or was given it, runs once.
+
+    Args:
+        words: names of strategies with their options.
+        budgets: nodes of a tree.
+        temperature: of the target.
+        ours: whether ordinary decoding of draftwood runs too.
     """
-    specs = [Spec(ORDINARY)]
+    specs = [Spec(ORDINARY), *([Spec(OURS)] if ours else [])]
     for word in words:
         spec = parse(word)
         size = _size(spec, temperature) if budgets and not spec.is_transformers else None

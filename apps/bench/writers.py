@@ -1,4 +1,4 @@
-"""The writers of a contender's texts, and the measurements of one text."""
+"""The writers of a contender's texts, and the measurements of one text or batch."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from draftwood.apps.models import by_name as models
 from draftwood.apps.models.costs import costs_for
 from draftwood.base.errors import UnsupportedModel
 from draftwood.decoding.generation import Generation
+from draftwood.decoding.round_records import Statistics
 
 _LOOKUP_TOKENS = 10  # that transformers' prompt lookup proposes, as its documentation does
 
 
 @attrs.frozen
 class Text:
-    """One text and what it took; times in seconds, None where transformers does not tell.
+    """The texts of a call, most often one, and what it took; times in seconds, None where nobody tells.
 
     Attributes:
-        tokens: the new tokens.
+        tokens: the new tokens; in a batch, the tokens of all rows in order, equally many of each.
         seconds: the whole call, prompt included.
         first_token_seconds: until the first token was known.
         first_tokens: how many tokens came with it.
-        rounds: passes of the target that made new tokens.
+        rounds: passes of the target that made new tokens, counted for every row that took part.
         prefill_tokens: tokens that came without a round, with the prompt's passes.
         draft_calls: passes of the draft.
         draft_cost: bytes that a draft pass reads over bytes that a target pass reads.
@@ -43,6 +44,7 @@ class Text:
         prefill_seconds: in the prompt's passes, of target and draft.
         peak_memory: bytes, of the accelerator where there is one, else of the process.
         accept_lengths: tokens that each round gave.
+        text_seconds: of every row until its text was there, added up; None: all took the whole call.
     """
 
     tokens: list[int]
@@ -63,6 +65,7 @@ class Text:
     prefill_seconds: float | None = None
     accept_lengths: list[int] | None = None
     prefill_tokens: int = 0
+    text_seconds: float | None = None
 
 
 class Writer(Protocol):
@@ -70,6 +73,10 @@ class Writer(Protocol):
 
     def write(self, prompt: Sequence[int], tokens: int, seed: int) -> Text:
         """Exactly `tokens` tokens after `prompt`, past any end-of-text."""
+        return self.write_batch([prompt], tokens, seed)
+
+    def write_batch(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> Text:
+        """Exactly `tokens` tokens after each of several prompts, which are written together."""
         ...
 
 
@@ -84,7 +91,7 @@ class Transformers(Writer):
     options: dict[str, Any]
     temperature: float
 
-    def write(self, prompt: Sequence[int], tokens: int, seed: int) -> Text:
+    def write_batch(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> Text:
         from transformers import GenerationConfig
 
         for one in (self.model, self.options.get("assistant_model")):
@@ -92,7 +99,7 @@ class Transformers(Writer):
                 one.generation_config = GenerationConfig(pad_token_id=0)
         sampled = self.temperature > 0
         chance = {"temperature": self.temperature, "top_k": 0} if sampled else {}
-        ids = torch.tensor([list(prompt)], device=self.model.device)
+        ids, mask = (one.to(self.model.device) for one in _padded(prompts))
         passes: list[float] = []
 
         def count(*_: object) -> None:
@@ -107,19 +114,20 @@ class Transformers(Writer):
         try:
             output = self.model.generate(
                 ids,
-                attention_mask=torch.ones_like(ids),
+                attention_mask=mask,
                 max_new_tokens=tokens,
                 do_sample=sampled,
                 **chance,
                 **self.options,
             )
-            new = output[0, ids.shape[1] :].tolist()
+            new = output[:, ids.shape[1] :].flatten().tolist()
             seconds = perf_counter() - started
         except (ValueError, NotImplementedError) as error:
             raise UnsupportedModel(str(error).strip().splitlines()[0]) from error
         finally:
             hook.remove()
-        text = Text(new, seconds, passes[0], 1, len(passes), peak_memory())
+        rows = len(prompts)
+        text = Text(new, seconds, passes[0], rows, rows * len(passes), peak_memory())
         if self.options:
             return text
         return attrs.evolve(text, draft_calls=0, draft_cost=0.0, accept_lengths=[1] * len(new))
@@ -127,36 +135,39 @@ class Transformers(Writer):
 
 @attrs.frozen(eq=False)
 class TokenByToken(Writer):
-    """One token per pass of a backend, for models that `generate()` does not run."""
+    """One token of every row per pass of a backend, for models that `generate()` does not run."""
 
     backend: StateBackend
     sampling: SamplingParams
 
-    def write(self, prompt: Sequence[int], tokens: int, seed: int) -> Text:
-        rng = CounterRandomness.seeded(seed)
+    def write_batch(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> Text:
+        rng, rows = CounterRandomness.seeded(seed), len(prompts)
         forget_peak()
-        started, first, new = perf_counter(), 0.0, list[int]()
+        started, first = perf_counter(), 0.0
+        texts = [list(prompt) for prompt in prompts]
         try:
-            self.backend.prefill([torch.tensor(prompt[:-1], dtype=torch.int64)])
-            while len(new) < tokens:
-                root = new[-1] if new else prompt[-1]
-                logits = self.backend.extend(torch.tensor([[root]]), torch.tensor([[-1]]))[0, 0]
-                self.backend.commit([[0]])
-                new.append(rng.choose(self.sampling.distribution(logits)))
+            self.backend.prefill([torch.tensor(text[:-1], dtype=torch.int64) for text in texts])
+            for _ in range(tokens):
+                roots = torch.tensor([[text[-1]] for text in texts])
+                logits = self.backend.extend(roots, torch.full_like(roots, -1))[:, 0]
+                self.backend.commit([[0]] * rows)
+                for text, of_row in zip(texts, logits, strict=True):
+                    text.append(rng.choose(self.sampling.distribution(of_row)))
                 first = first or perf_counter() - started
         finally:
             self.backend.release()
         seconds = perf_counter() - started
+        new = [token for text in texts for token in text[-tokens:]]
         return Text(
             new,
             seconds,
             first,
-            1,
-            tokens,
+            rows,
+            rows * tokens,
             peak_memory(),
             draft_calls=0,
             draft_cost=0.0,
-            accept_lengths=[1] * tokens,
+            accept_lengths=[1] * len(new),
         )
 
 
@@ -166,7 +177,7 @@ class Refused(Writer):
 
     reason: str
 
-    def write(self, prompt: Sequence[int], tokens: int, seed: int) -> Text:
+    def write_batch(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> Text:
         raise UnsupportedModel(self.reason)
 
 
@@ -178,11 +189,11 @@ class Speculative(Writer):
     sampling: SamplingParams
     draft_sampling: SamplingParams | None
 
-    def write(self, prompt: Sequence[int], tokens: int, seed: int) -> Text:
+    def write_batch(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> Text:
         forget_peak()
         started = perf_counter()
         generation = self.decoder.generate(
-            [list(prompt)],
+            [list(prompt) for prompt in prompts],
             max_new_tokens=tokens,
             sampling=self.sampling,
             draft_sampling=self.draft_sampling,
@@ -192,16 +203,16 @@ class Speculative(Writer):
         )
         seconds = perf_counter() - started
         assert isinstance(generation, Generation)
-        if generation.finish_reasons[0] == "interrupted":
+        if "interrupted" in generation.finish_reasons:
             raise KeyboardInterrupt  # a text that was cut short is no measurement
         s = generation.statistics
         sums = s.sums
         return Text(
-            tokens=generation.tokens[0],
+            tokens=[token for text in generation.tokens for token in text],
             seconds=seconds,
             first_token_seconds=s.first_token_seconds,
             first_tokens=int(sums["first_tokens"]),
-            rounds=s.target_calls,
+            rounds=int(sums["rounds"]),
             peak_memory=s.peak_memory,
             draft_calls=s.draft_calls,
             draft_cost=s.draft_cost,
@@ -215,11 +226,37 @@ class Speculative(Writer):
             prefill_seconds=s.prefill_seconds,
             accept_lengths=[len(record.tokens) for one in s.rounds for record in one.rows],
             prefill_tokens=int(sums["prefill_tokens"]),
+            text_seconds=_text_seconds(s, seconds),
         )
 
 
-def writer(spec: Spec, loaded: models.Loaded, temperature: float) -> Writer:
+def _padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the tokens `[rows, longest]`, padded at the left, and their attention mask."""
+    longest = max(map(len, prompts))
+    padding = [longest - len(prompt) for prompt in prompts]
+    ids = [[0] * more + list(prompt) for more, prompt in zip(padding, prompts, strict=True)]
+    mask = [[0] * more + [1] * (longest - more) for more in padding]
+    return torch.tensor(ids), torch.tensor(mask)
+
+
+def _text_seconds(statistics: Statistics, seconds: float) -> float:
+    """Returns the seconds until each row's text was there, added up, of a call that took `seconds`."""
+    after, ended = 0.0, dict[int, float]()
+    for one in reversed(statistics.history):
+        for record in one.rows:
+            ended.setdefault(record.row, seconds - after)
+        after += one.seconds
+    return sum(ended.values())
+
+
+def writer(spec: Spec, loaded: models.Loaded, temperature: float, rows: Sequence[int] = (1,)) -> Writer:
     """Returns the writer for `spec` on the models of a pair.
+
+    Args:
+        spec: the contender.
+        loaded: the models.
+        temperature: of the target.
+        rows: that batches will have, for strategies that weigh what their passes cost.
 
     Raises:
         DraftwoodError: the strategy and the models do not fit.
@@ -250,7 +287,7 @@ def writer(spec: Spec, loaded: models.Loaded, temperature: float) -> Writer:
             drafter,
             chosen.policy,
             chosen.verifier,
-            pass_costs=costs_for(chosen.policy, loaded.target, drafter),
+            pass_costs=costs_for(chosen.policy, loaded.target, drafter, rows=rows),
         ),
         sampling,
         None if sharper is None else attrs.evolve(sampling, temperature=sharper),

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from draftwood import Drafter, PassCosts, StateBackend, TreePolicy, measure_costs
 from draftwood.apps.files.machine import device_name
 from draftwood.apps.terminal.shown import to_stderr
 
 
 def costs_for(
-    policy: TreePolicy, target: StateBackend, drafter: Drafter, *, known: PassCosts | None = None
+    policy: TreePolicy,
+    target: StateBackend,
+    drafter: Drafter,
+    *,
+    known: PassCosts | None = None,
+    rows: Sequence[int] = (1,),
 ) -> PassCosts | None:
     """Returns the costs that `policy` may read: `known` ones, or those that are measured now; else None.
 
@@ -17,9 +24,11 @@ def costs_for(
         target: whose passes are measured, where the policy reads costs and none are known.
         drafter: the same for draft calls.
         known: of a file of `draftwood tune`.
+        rows: of the passes that are measured.
     """
     if known is not None or not policy.reads_row:
         return known
     to_stderr(f"Timing passes for {type(policy).__name__}; draftwood tune keeps such times in its file.")
     context = max(min((target.max_length or 512) // 4, 128), 1)
-    return measure_costs(target, drafter, contexts=(context,), machine=device_name(target.device))
+    machine = device_name(target.device)
+    return measure_costs(target, drafter, rows=rows, contexts=(context,), machine=machine)

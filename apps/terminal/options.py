@@ -31,6 +31,26 @@ def split(word: str) -> tuple[str, list[str]]:
     return parts[0], parts[1:]
 
 
+def numbers(option: str, words: Sequence[str] | None, kind: type) -> tuple[Any, ...] | None:
+    """Returns the numbers of `--rows 1,4 --rows 16`; None where the option was not given.
+
+    Args:
+        option: its name, for the error.
+        words: as they were given.
+        kind: `int` or `float`.
+
+    Raises:
+        InvalidInput: a word that is no such number.
+    """
+    if words is None:
+        return None
+    try:
+        return tuple(kind(part) for word in words for part in word.split(","))
+    except ValueError as error:
+        what = "whole numbers" if kind is int else "numbers"
+        raise InvalidInput(f"{option} is {','.join(words)!r}; give {what} with commas between.") from error
+
+
 def parse(words: Sequence[str]) -> dict[str, str]:
     """`["budget=32"]` as `{"budget": "32"}`."""
     options = {}

@@ -83,7 +83,7 @@ def by_trees(
         policy = create("recipes", recipe, {"budget": budget, "depth": depth}).policy
         drafter = create("drafters", "model", {"backend": draft})
     else:
-        policy = create("policies", "cost-aware", {"budgets": (0,)})
+        policy = create("policies", "ordinary")
         drafter = create("drafters", "prompt-lookup", {"vocab_size": target.vocab_size})
     decoder = SpeculativeDecoder(target, drafter, policy, create("verifiers", "greedy"))
 

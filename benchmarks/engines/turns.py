@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks.engines.contenders import Contender
-from draftwood.apps.bench import figures
+from draftwood.apps.bench import intervals
 
 PROBE = 512
 """Rows of the square matrices that the probe multiplies."""
@@ -164,7 +164,7 @@ def _rate(turns: Sequence[Turn]) -> float:
 def _ratio(turns: Sequence[Turn], others: Sequence[Turn]) -> str:
     """The ratio of speeds, with its interval."""
     sums: dict[str, Any] = {"seconds": _by_prompt(turns), "others": _by_prompt(others)}
-    figure = figures.interval(sums, lambda all_of: all_of["others"] / all_of["seconds"])
+    figure = intervals.interval(sums, lambda all_of: all_of["others"] / all_of["seconds"])
     if figure is None:
         return "-"
     if figure.low is None or figure.high is None:

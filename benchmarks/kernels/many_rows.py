@@ -28,7 +28,7 @@ from draftwood import (
     zoo,
 )
 from draftwood.apps.files.machine import device_name
-from draftwood.policies import Chain, CostAware, LayeredDySpec, ThroughputDySpec
+from draftwood.policies import Chain, LayeredDySpec, Ordinary, ThroughputDySpec
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.zoo.widen import parameter_count, widen_to
 
@@ -102,7 +102,7 @@ def round_seconds(costs: PassCosts, one: Round, calls: Sequence[int], context: f
 def policies(*, law: str) -> dict[str, TreePolicy]:
     """Policies by what the table calls them."""
     return {
-        "ordinary decoding": CostAware(budgets=(0,)),
+        "ordinary decoding": Ordinary(),
         "chain of 2": Chain(2),
         "chain of 4": Chain(4),
         "trees of 4": LayeredDySpec(4, law=law),

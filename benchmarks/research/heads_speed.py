@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import typer
 
-from draftwood.apps.bench import figures
+from draftwood.apps.bench import figures, intervals
 from draftwood.apps.bench.specs import ORDINARY
 from draftwood.apps.bench.writers import Text
 from draftwood.decoding.metrics import METRICS
@@ -83,7 +83,7 @@ def _agreement(texts: Sequence[Text], plain: Sequence[Text]) -> float:
 
 
 def _cell(sums: Mapping[str, Any], of: Any) -> str:
-    figure = figures.interval(sums, of)
+    figure = intervals.interval(sums, of)
     if figure is None:
         return "-"
     if figure.low is None:

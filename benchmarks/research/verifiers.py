@@ -29,7 +29,7 @@ from draftwood import (
     create,
     zoo,
 )
-from draftwood.apps.bench import figures
+from draftwood.apps.bench import intervals
 from draftwood.apps.files.machine import device_name
 from draftwood.apps.models import by_name as models
 from draftwood.apps.terminal.progress import watched
@@ -85,7 +85,7 @@ def interval(totals: Tensor, below: Tensor) -> tuple[float, float, float]:
         below: its rounds, or another verifier's tokens in them, `[prompts]`.
     """
     sums = {"totals": totals.numpy(), "below": below.numpy()}
-    figure = figures.interval(sums, lambda s: s["totals"] / s["below"])
+    figure = intervals.interval(sums, lambda s: s["totals"] / s["below"])
     assert figure  # of several prompts
     assert figure.low is not None
     assert figure.high is not None

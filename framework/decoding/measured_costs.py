@@ -82,11 +82,15 @@ def measure_costs(
                 of_part += [(n, count, context, median(taken)) for n, taken in times.items() if taken]
     if target.ranks is not None:
         points = target.ranks.agreed(points)  # clocks differ
-    passes, calls, rest = (PassTable(of_part) if of_part else None for of_part in points)
-    assert passes is not None
-    in_pass = sorted({size * count for size in sizes for count in rows})
+    calls, rest = (PassTable(of_part) if of_part else None for of_part in points[1:])
+    in_pass = sorted({size * count for size in (1, *sizes) for count in _between(rows)})
     experts = experts_touched(target.model, in_pass, tokens=tokens)
-    return PassCosts(passes, calls, rest, experts=experts, machine=machine)
+    return PassCosts(PassTable(points[0], experts), calls, rest, machine=machine)
+
+
+def _between(rows: Sequence[int]) -> list[int]:
+    """Returns the numbers of rows, and their doubles from 1 on up to the most."""
+    return sorted({*rows, *(2**power for power in range(max(rows).bit_length()))})
 
 
 def _check(
@@ -197,7 +201,7 @@ def _rest(target: StateBackend, drafter: Drafter | None, batch: Sequence[Sequenc
     verifier = registry.create("verifiers", "recursive-rejection")
     times: Times = {}
     policies = {
-        1: registry.create("policies", "cost-aware", {"budgets": (0,)}),
+        1: registry.create("policies", "ordinary"),
         REST_NODES: registry.create("policies", "static-tree", {"shape": str(REST_NODES - 1)}),
     }
     for nodes, policy in policies.items():

@@ -63,6 +63,8 @@ METRICS = (
         "times generate()",
         lambda s: s["tokens"] / s["seconds"] * s["plain_seconds"] / s["plain_tokens"],
     ),
+    # What one of several users has, whose texts share the passes.
+    Metric("user_speed", "tokens/s a text", lambda s: s["tokens"] / s["text_seconds"]),
     Metric("time_to_first_token", "s", lambda s: s["first_token_seconds"] / s["texts"]),
     Metric(
         "time_per_output_token",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -35,10 +34,6 @@ class PassTime:
     def __call__(self, tokens: int) -> float:
         return self.constant + self.linear * tokens + self.quadratic * tokens**2
 
-    def shared(self, rows: int) -> PassTime:
-        """Returns a row's share of a pass over `rows` rows, which share the constant part of the time."""
-        return attrs.evolve(self, constant=self.constant / rows)
-
     @classmethod
     def fit(cls, tokens: Sequence[int], seconds: Sequence[float]) -> PassTime:
         """Least squares under coefficients >= 0, each pass weighted by its time.
@@ -63,21 +58,6 @@ class PassTime:
                 best, least = np.zeros(3), error
                 best[used] = coefficients
         return cls(*best.tolist())
-
-    @classmethod
-    def measured(
-        cls,
-        backend: StateBackend,
-        *,
-        sizes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
-        context: int = 128,
-        repetitions: int = 7,
-    ) -> PassTime:
-        """Fitted to the medians of passes over chains of these sizes, in seconds; see `pass_seconds`."""
-        times = pass_seconds(backend, sizes=sizes, context=context, repetitions=repetitions)
-        if backend.ranks is not None:
-            times = backend.ranks.agreed(times)  # clocks differ
-        return cls.fit(list(times), [median(durations) for durations in times.values()])
 
 
 def pass_seconds(
@@ -108,16 +88,3 @@ def pass_seconds(
     finally:
         backend.release()
     return times
-
-
-def as_pass_time(value: PassTime | Sequence[float] | str) -> PassTime:
-    """Returns a `PassTime` from `"constant,linear,quadratic"` or the numbers; missing ones are 0."""
-    if isinstance(value, PassTime):
-        return value
-    try:
-        parts = [float(part) for part in (value.split(",") if isinstance(value, str) else value)]
-        return PassTime(*parts)
-    except InvalidInput:
-        raise
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(f"A pass's time is {value!r}; give numbers such as 1,0.02,0.0001.") from error

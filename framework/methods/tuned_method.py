@@ -137,7 +137,7 @@ class TunedMethod:
             InvalidInput: a name or option that cannot be used; classes that are not registered are such.
         """
         if self.recipe is None:
-            policy = registry.create("policies", "cost-aware", {"budgets": (0,)})
+            policy = registry.create("policies", "ordinary")
             return Recipe(policy, registry.create("verifiers", "recursive-rejection"))
         options = dict(self.options)
         if "temperature" in registry.options("recipes", self.recipe):

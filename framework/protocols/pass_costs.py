@@ -38,16 +38,35 @@ def _measured(_: object, __: object, points: tuple[Point, ...]) -> None:
             )
 
 
+def _as_pairs(pairs: Iterable[tuple[Any, Any]]) -> tuple[tuple[int, float], ...]:
+    return tuple((int(tokens), float(touched)) for tokens, touched in pairs)
+
+
+def _rising(_: object, __: object, pairs: tuple[tuple[int, float], ...]) -> None:
+    tokens, touched = zip(*pairs, strict=True) if pairs else ((), ())
+    if list(tokens) != sorted(set(tokens)) or list(touched) != sorted(touched) or min(tokens, default=1) < 1:
+        raise InvalidInput(
+            f"The experts of a pass table are {pairs!r:.80}; give pairs of tokens and experts, both rising."
+        )
+
+
 @attrs.frozen
 class PassTable:
     """Seconds by nodes of a row, rows and context, as measured; between them, interpolated.
 
+    Between two sizes the time grows with the tokens of the pass. In a mixture of experts it grows with the
+    experts that these tokens touch: eight rows of one token read up to eight times the weights of one row,
+    and sixty-four rows hardly more than sixteen do.
+
     Attributes:
         points: `(nodes, rows, context, seconds)` of every measured pass. `nodes` counts the row
             that has the most, since a batch is padded to it.
+        experts: for mixtures of experts, pairs of a number of tokens in a pass and the mean number of
+            experts of a layer that they touch; empty for other models.
     """
 
     points: tuple[Point, ...] = attrs.field(converter=_points, validator=_measured)
+    experts: tuple[tuple[int, float], ...] = attrs.field(default=(), converter=_as_pairs, validator=_rising)
 
     @classmethod
     def of(
@@ -81,10 +100,28 @@ class PassTable:
         for at, lines in self._lines:
             most = lines[-1][0]
             wider = sizes * max(rows / most, 1)
-            by_rows = [(of, _on_line(wider, line)) for of, line in lines]
-            by_context.append((at, _between(min(rows, most), by_rows)))
+            by_rows = [(self._work(of), self._on_line(wider, of, line)) for of, line in lines]
+            by_context.append((at, _between(self._work(min(rows, most)), by_rows)))
         found = _between(context, by_context)
         return found if sizes.ndim else float(found)
+
+    def _work(self, tokens: Any) -> Any:
+        """Returns what the time of a pass grows with between two sizes: its tokens, or the experts."""
+        if not self.experts:
+            return tokens
+        # The tokens decide between two sizes that touch the same experts.
+        return np.interp(tokens, *zip(*self.experts, strict=True)) + 1e-3 * np.asarray(tokens)
+
+    def _on_line(self, sizes: Float[np.ndarray, "..."], rows: int, line: Line) -> Float[np.ndarray, "..."]:
+        """Returns the seconds of passes over `sizes` nodes a row, of passes measured with so many rows."""
+        measured, times = line
+        found: Float[np.ndarray, "..."] = np.interp(
+            self._work(rows * sizes), self._work(rows * measured), times
+        )
+        if len(measured) > 1:
+            slope = max((times[-1] - times[0]) / (measured[-1] - measured[0]), 0.0)
+            found = found + slope * np.maximum(sizes - measured[-1], 0)
+        return found
 
     @cached_property
     def _lines(self) -> list[tuple[int, list[tuple[int, Line]]]]:
@@ -103,16 +140,7 @@ def _line(by_nodes: Mapping[int, float]) -> Line:
     return np.array(sizes, dtype=float), np.array([by_nodes[size] for size in sizes])
 
 
-def _on_line(sizes: Float[np.ndarray, "..."], line: Line) -> Float[np.ndarray, "..."]:
-    measured, times = line
-    found: Float[np.ndarray, "..."] = np.interp(sizes, measured, times)
-    if len(measured) > 1:
-        slope = max((times[-1] - times[0]) / (measured[-1] - measured[0]), 0.0)
-        found = found + slope * np.maximum(sizes - measured[-1], 0)
-    return found
-
-
-def _between(at: float, values: Sequence[tuple[int, Float[np.ndarray, "..."]]]) -> Float[np.ndarray, "..."]:
+def _between(at: float, values: Sequence[tuple[float, Float[np.ndarray, "..."]]]) -> Float[np.ndarray, "..."]:
     """Returns the value at `at`, of values at ascending places."""
     (first, least), (last, most) = values[0], values[-1]
     if at <= first:
@@ -128,16 +156,12 @@ def _between(at: float, values: Sequence[tuple[int, Float[np.ndarray, "..."]]]) 
     return between
 
 
-def _as_pairs(pairs: Iterable[tuple[Any, Any]]) -> tuple[tuple[int, float], ...]:
-    return tuple((int(tokens), float(touched)) for tokens, touched in pairs)
-
-
 def _as_table(value: Any) -> Any:
     """Returns a table as a file has it as one; anything else as it is."""
     if isinstance(value, Mapping):
-        if set(value) != {"points"}:
+        if not {"points"} <= set(value) <= {"points", "experts"}:
             raise InvalidInput(f"A pass table is {dict(value)!r:.80}, not an object with points.")
-        return PassTable(value["points"])
+        return PassTable(**value)
     return value
 
 
@@ -152,8 +176,6 @@ class PassCosts:
         target: of a target pass; nodes count the root.
         draft: of a draft call; None where no drafter was measured.
         rest: of all else in a round, by the nodes of a row's tree with its root; None: not measured.
-        experts: for mixtures of experts, pairs of a number of tokens in a pass and the mean number of
-            experts of a layer that they touch; empty for other models.
         machine: on which they were measured.
     """
 
@@ -168,7 +190,6 @@ class PassCosts:
         converter=_as_table,
         validator=attrs.validators.optional(attrs.validators.instance_of(PassTable)),
     )
-    experts: tuple[tuple[int, float], ...] = attrs.field(default=(), converter=_as_pairs)
     machine: str = ""
 
     @classmethod

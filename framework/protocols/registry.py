@@ -42,6 +42,11 @@ _REMOVED_OPTIONS: Mapping[tuple[str, str], str] = {
 }
 
 
+_REMOVED_NAMES: Mapping[str, str] = {
+    "cost-aware": "name 'throughput-dyspec', which reads measured costs, or 'ordinary' for no tree",
+}
+
+
 @cache
 def _entries(kind: str) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=f"draftwood.{kind}")}
@@ -106,6 +111,7 @@ def get(kind: str, name: str) -> Any:
     try:
         entry = _entries(kind)[name]
     except KeyError:
+        check_name_not_gone(name)
         raise UnknownStrategy(f"There is no {singular} {name!r:.80}{nearest(name, names(kind))}") from None
     return entry.load()
 
@@ -164,6 +170,12 @@ def build(make: Callable[..., Any], name: str, options: Mapping[str, Any] | None
         raise
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"{name!r} cannot be built from {options}: {error}.") from error
+
+
+def check_name_not_gone(name: str) -> None:
+    """Raise `UnknownStrategy`, with what to do, if there once was a strategy `name`."""
+    if remedy := _REMOVED_NAMES.get(name):
+        raise UnknownStrategy(f"There is no strategy {name!r} any more; {remedy}.") from None
 
 
 def check_not_gone(name: str, option: str) -> None:

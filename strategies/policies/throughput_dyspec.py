@@ -42,7 +42,7 @@ HOPE = 1.1
 SIBLINGS = 0.3
 """A node in a single layer is thought to be accepted 0.3 times as often as the one that is worth more."""
 
-ASSUMED = 1.0
+ASSUMED = 2.0
 """Rounds that such an assumption counts for."""
 
 
@@ -57,10 +57,12 @@ class ThroughputState:
     Attributes:
         rounds: whose trees showed all nodes of that size and depth.
         accepted: nodes in these rounds.
+        layers: of the trees of that size and depth in these rounds: draft calls that they took.
     """
 
     rounds: tuple[float, ...] = (0.0,) * (SHAPE[0] * SHAPE[1])
     accepted: tuple[float, ...] = (0.0,) * (SHAPE[0] * SHAPE[1])
+    layers: tuple[float, ...] = (0.0,) * (SHAPE[0] * SHAPE[1])
 
 
 @attrs.frozen
@@ -128,15 +130,16 @@ class ThroughputDySpec(LayeredDySpec, LearningPolicy[ThroughputState], BatchPoli
         """
         if any(not isinstance(state, ThroughputState) for state in states):
             raise InvalidInput("A state is no ThroughputState; give the states that this policy returned.")
-        rounds, accepted = (
+        rounds, accepted, layers = (
             np.array([getattr(state, name) for state in states]).sum(0).reshape(SHAPE)
-            for name in ("rounds", "accepted")
+            for name in ("rounds", "accepted", "layers")
         )
         rows = len(states)
         tokens = 1 + np.minimum(
             _expected(accepted, rounds).cumsum(1), np.array([SIZES[-1], *DEPTHS])[:, None]
         )
-        rates = np.where(self._allowed(), tokens / _times(costs, rows=rows, context=context), 0.0)
+        calls = _expected_layers(layers, rounds)
+        rates = np.where(self._allowed(), tokens / _times(costs, calls, rows=rows, context=context), 0.0)
         place, size = (int(number) for number in np.unravel_index(rates.argmax(), SHAPE))
         plain = costs.target(1, rows=rows, context=context)
         plain += costs.rest_seconds(1, rows=rows, context=context)
@@ -164,8 +167,9 @@ class ThroughputDySpec(LayeredDySpec, LearningPolicy[ThroughputState], BatchPoli
     def observe(self, state: ThroughputState, outcome: Outcome, tree: TokenTree) -> ThroughputState:
         assert isinstance(tree.note, tuple)
         limits, slots = tree.note
-        rounds, accepted = (
-            self.memory * np.array(sums).reshape(SHAPE) for sums in (state.rounds, state.accepted)
+        rounds, accepted, layers = (
+            self.memory * np.array(sums).reshape(SHAPE)
+            for sums in (state.rounds, state.accepted, state.layers)
         )
         # What the limit of the text cut off the tree are its last levels.
         slots = slots[: len(tree) - 1]
@@ -187,7 +191,8 @@ class ThroughputDySpec(LayeredDySpec, LearningPolicy[ThroughputState], BatchPoli
                 if most <= (limits.nodes if whole else len(shown)):
                     rounds[kind, column] += 1
                     accepted[kind, column] += sum(node in path for node in shown[least:most])
-        return ThroughputState(tuple(rounds.flat), tuple(accepted.flat))
+                    layers[kind, column] += max(tree.depths[node] for node in shown[:most]) if shown else 1
+        return ThroughputState(tuple(rounds.flat), tuple(accepted.flat), tuple(layers.flat))
 
 
 def _first_children(tree: TokenTree) -> list[int]:
@@ -221,14 +226,33 @@ def _expected(
     return means
 
 
-def _times(costs: PassCosts, *, rows: int, context: float) -> Float[np.ndarray, "kinds sizes"]:
-    """Returns the seconds of a round by its limits."""
+def _expected_layers(
+    layers: Float[np.ndarray, "kinds sizes"], rounds: Float[np.ndarray, "kinds sizes"]
+) -> Float[np.ndarray, "kinds sizes"]:
+    """Returns the layers of trees by their limits; an untried tree may have one more than a smaller one.
+
+    A tree is seldom as deep as its limit: it goes deep where the draft is sure, and else it is wide.
+    """
+    means = np.zeros(SHAPE)
+    means[0] = SIZES
+    for kind, deepest in enumerate(DEPTHS, start=1):
+        for column, size in enumerate(SIZES):
+            before = means[kind, column - 1] if column else 0.0
+            assumed = min(before + 1, deepest, size)
+            means[kind, column] = (layers[kind, column] + ASSUMED * assumed) / (
+                rounds[kind, column] + ASSUMED
+            )
+    return means
+
+
+def _times(
+    costs: PassCosts, layers: Float[np.ndarray, "kinds sizes"], *, rows: int, context: float
+) -> Float[np.ndarray, "kinds sizes"]:
+    """Returns the seconds of a round by its limits, whose trees have so many layers."""
     sizes = np.array(SIZES)
     passes = costs.target(1 + sizes, rows=rows, context=context)
     passes = passes + costs.rest_seconds(1 + sizes, rows=rows, context=context)
     first = costs.draft_seconds(1, rows=rows, context=context)
-    below = [
-        (depth - 1) * costs.draft_seconds(-(-sizes // depth), rows=rows, context=context) for depth in DEPTHS
-    ]
-    times: Float[np.ndarray, "kinds sizes"] = passes + first + np.stack([(sizes - 1) * first, *below])
+    below = costs.draft_seconds(np.maximum(sizes / layers, 1), rows=rows, context=context)
+    times: Float[np.ndarray, "kinds sizes"] = passes + first + (layers - 1) * below
     return times

@@ -248,7 +248,7 @@ def test_a_run_that_was_killed_goes_on_where_it_stopped(draftwood, start, eleven
 
 def test_a_run_that_was_cut_off_goes_on_where_it_stopped(draftwood, eleven, monkeypatch):
     folder, words = eleven
-    write = writers.Speculative.write
+    write = writers.Speculative.write_batch
 
     def cut_off(self, prompt, tokens, seed):
         if (folder / "cells.jsonl").exists() and len(cells(folder)) >= 4:
@@ -256,20 +256,20 @@ def test_a_run_that_was_cut_off_goes_on_where_it_stopped(draftwood, eleven, monk
         return write(self, prompt, tokens, seed)
 
     with monkeypatch.context() as patch:
-        patch.setattr(writers.Speculative, "write", cut_off)
+        patch.setattr(writers.Speculative, "write_batch", cut_off)
         assert draftwood(*words).exit_code == 130
     goes_on(draftwood, folder, words)
 
 
 def test_a_cell_is_on_disk_before_the_next_one_begins(draftwood, tmp_path, problems, monkeypatch):
     folder, seen = tmp_path / "results", []
-    write = writers.Speculative.write
+    write = writers.Speculative.write_batch
 
     def watched(self, prompt, tokens, seed):
         seen.append(len(cells(folder)))
         return write(self, prompt, tokens, seed)
 
-    monkeypatch.setattr(writers.Speculative, "write", watched)
+    monkeypatch.setattr(writers.Speculative, "write_batch", watched)
     result = draftwood(*tiny(folder, "--data", problems))
     assert result.exit_code == 0, result.output
     # Passes and generate() come first; the contender warms up once; it begins the second prompt's turn.
@@ -414,14 +414,14 @@ def test_half_precision_is_checked_in_float32(draftwood, tmp_path):
 
 
 def test_a_text_that_differs_is_shown(draftwood, tmp_path, monkeypatch):
-    write = writers.Speculative.write
+    write = writers.Speculative.write_batch
 
     def wrong(self, prompt, tokens, seed):
         text = write(self, prompt, tokens, seed)
         text.tokens[-1] += 1
         return text
 
-    monkeypatch.setattr(writers.Speculative, "write", wrong)
+    monkeypatch.setattr(writers.Speculative, "write_batch", wrong)
     result = draftwood(*tiny(tmp_path / "r", "--prompts", 1, new=4))
     assert "75.0% equal" in result.stdout
 

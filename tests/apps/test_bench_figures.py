@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood import SamplingParams, SpeculativeDecoder, create, load, zoo
-from draftwood.apps.bench import plots, writers
-from draftwood.apps.bench.figures import Figure, ResultRow, interval, rows, two_sample
+from draftwood.apps.bench import plot_parts, plots, writers
+from draftwood.apps.bench.figures import ResultRow, rows, two_sample
+from draftwood.apps.bench.intervals import Figure, interval
 from draftwood.apps.bench.plan import BenchPlan, Contest
 from draftwood.apps.bench.specs import Spec
 from draftwood.decoding.metrics import METRICS
@@ -231,7 +232,7 @@ def test_no_panel_cuts_what_another_one_shares_its_axis_with(plot):
         contest = attrs.evolve(RACE, data=data)
         found += [ResultRow(contest, Spec("leviathan", (f"length={n}",), n), figures) for n in (2, 4)]
         found.append(ResultRow(contest, Spec("generate-assisted"), figures))
-    picture = getattr(plots, plot)("pair", found, plots._styles(found))
+    picture = getattr(plots, plot)("pair", found, plot_parts.method_styles(found))
     assert all(axis.get_ylim()[1] > 6 for axis in picture.axes)
     assert all(axis.get_ylim()[0] < 1 for axis in picture.axes)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from draftwood.apps.bench.figures import Figure, ResultRow
+from draftwood.apps.bench.figures import ResultRow
+from draftwood.apps.bench.intervals import Figure
 from draftwood.apps.bench.papers import comparisons, paper, papers, show
 from draftwood.apps.bench.plan import BenchPlan, Contest
 from draftwood.apps.bench.specs import ORDINARY, parse

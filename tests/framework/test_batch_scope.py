@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +27,7 @@ from draftwood import (
     WithoutReplacement,
 )
 from draftwood.drafters import ModelDrafter
-from draftwood.policies import BatchDySpec, CostAware, LayeredDySpec, Mixture
+from draftwood.policies import BatchDySpec, DynamicDepth, LayeredDySpec, Mixture
 from draftwood.testing import LawBroken
 from draftwood.testing.checks.strategy_checks import checks_for
 from draftwood.testing.models.proof_models import PROOF_MODELS, WIDE_MODELS
@@ -236,7 +235,6 @@ def test_waiting_for_nobody_is_refused() -> None:
 
 def test_no_policy_wraps_one_that_sees_other_rows() -> None:
     with pytest.raises(InvalidInput, match="BatchDySpec grows the trees of all rows together"):
-        CostAware(policy=BatchDySpec())
+        DynamicDepth(policy=BatchDySpec())
     with pytest.raises(InvalidInput, match="BatchDySpec grows the trees of all rows together"):
         Mixture(policy=BatchDySpec())
-    assert math.isfinite(CostAware().target_time(1))

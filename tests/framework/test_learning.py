@@ -7,10 +7,8 @@ from draftwood import Deterministic, InvalidInput, SamplingParams
 from draftwood.distributions.forced_tokens import without_forced_tokens
 from draftwood.protocols import policy_states
 from draftwood.strategies.policies.chain import Chain
-from draftwood.strategies.policies.cost_aware import CostAware
 from draftwood.strategies.policies.dynamic_depth import DynamicDepth
 from draftwood.strategies.policies.dynatree import DynaTree
-from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.policies.throughput_dyspec import ThroughputDySpec
 from draftwood.testing import ToyModel, checks_for
 from draftwood.testing.models.small_strategies import small_policies
@@ -26,10 +24,8 @@ LEARNERS = [
     DynaTree(1, 3, 2, 4, warmup=1, law="without-replacement"),
     DynamicDepth(Chain(3, "top-k"), 0.6),
     DynamicDepth(DynaTree(1, 3, 2, 4, warmup=1), 0.6),
-    DynamicDepth(CostAware("layered-dyspec", (0, 2, 4)), 0.3, history=False),
-    CostAware("layered-dyspec", (0, 2, 4)),
+    DynamicDepth(DynaTree(1, 3, 2, 4, warmup=1), 0.3, history=False),
     ThroughputDySpec(4),
-    CostAware(LayeredDySpec(1, law="top-k"), (0, 2, 4)),
 ]
 learners = pytest.mark.parametrize("policy", LEARNERS, ids=lambda one: type(one).__name__)
 
@@ -144,9 +140,9 @@ def test_a_row_without_a_round_keeps_the_state_it_was_given():
 
 
 def test_a_policy_within_learns_by_its_own_note():
-    policy = DynamicDepth(CostAware("layered-dyspec", (2, 4)), 0.9)
+    policy = DynamicDepth(DynaTree(1, 3, 2, 4, warmup=1), 0.9)
     out = generate(policy, PROMPTS)
-    assert all(sum(state.inner.rounds) > 1 for state in out.policy_states)
+    assert all(state.inner != policy.policy.first_state() for state in out.policy_states)
     assert any(state.threshold != 0.9 for state in out.policy_states)
     policy = DynamicDepth(Grows(), 0.0)
     start = attrs.evolve(policy.first_state(), inner=3)
@@ -162,11 +158,6 @@ def test_a_policy_within_learns_by_its_own_note():
         (Grows(), "far", "policy_state holds 'far', which is no int of"),
         (Grows(), (1, 2, 3), r"policy_state holds \(1, 2, 3\), which is no int of"),
         (DynaTree(), LEARNERS[-1].first_state(), "which is no DynaTreeState of DynaTree"),
-        (
-            CostAware(budgets=(0, 3)),
-            CostAware().first_state(),
-            "figures of 6 budgets and the policy has the 2",
-        ),
     ],
 )
 def test_states_that_are_not_the_policys_are_refused(policy, state, message):

@@ -23,6 +23,13 @@ def test_own_strategies_are_registered_and_built_with_options():
     ("kind", "name", "options", "error", "message"),
     [
         ("policies", "dyspek", {}, UnknownStrategy, "no policy 'dyspek'; did you mean 'dyspec'"),
+        (
+            "policies",
+            "cost-aware",
+            {"budgets": (0, 8)},
+            UnknownStrategy,
+            "no strategy 'cost-aware' any more; name 'throughput-dyspec'",
+        ),
         ("verifiers", "zzz", {}, UnknownStrategy, "no verifier 'zzz'; known are"),
         ("policies", "dyspec", {"bugdet": 3}, UnknownStrategy, "no option 'bugdet'; did you mean 'budget'"),
         ("policies", "dyspec", {"budget": 0}, InvalidInput, "budget is 0"),

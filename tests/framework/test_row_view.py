@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 import pytest
+import torch
 
 from draftwood import (
     BatchPolicy,
@@ -22,8 +23,9 @@ from draftwood import (
     WithoutReplacement,
     measure_costs,
 )
+from draftwood.decoding.experts_touched import experts_touched
 from draftwood.drafters import ModelDrafter
-from draftwood.policies import Chain, CostAware, Mixture
+from draftwood.policies import Chain, DynamicDepth, Mixture
 from draftwood.protocols import policy_states
 from draftwood.testing import LawBroken, ToyBackend, ToyModel, assert_lossless
 from draftwood.testing.checks.strategy_checks import checks_for
@@ -128,7 +130,7 @@ def test_check_varies_what_a_policy_reads() -> None:
 
 
 def test_wrappers_and_calls_without_a_view_are_refused() -> None:
-    for wrap in (CostAware, Mixture):
+    for wrap in (DynamicDepth, Mixture):
         with pytest.raises(InvalidInput, match="no policy can wrap it"):
             wrap(policy=ByAcceptance())
     with pytest.raises(InvalidInput, match="there is no RowView here"):
@@ -153,9 +155,60 @@ def test_times_between_and_beyond_what_was_measured() -> None:
     assert PassCosts.of_file(attrs.asdict(TOY_COSTS)) == TOY_COSTS
 
 
+def test_times_of_a_mixture_of_experts_grow_with_the_experts_that_are_touched() -> None:
+    """Every expert of 8 takes 1 s to read, every token chooses 2; only 1 and 64 rows were measured."""
+
+    def touched(tokens: int) -> float:
+        return 8 * (1 - (1 - 2 / 8) ** tokens)
+
+    def seconds(nodes: int, rows: int, _: int) -> float:
+        return 1 + touched(nodes * rows)
+
+    points = PassTable.of(seconds, nodes=(1, 16), rows=(1, 64)).points
+    plain = PassTable(points)
+    known = PassTable(points, [(tokens, touched(tokens)) for tokens in (1, 2, 4, 8, 16, 32, 64, 1024)])
+    for nodes, rows in ((2, 1), (4, 1), (8, 1), (1, 2), (1, 4), (1, 16)):
+        assert known(nodes, rows=rows) == pytest.approx(seconds(nodes, rows, 0), rel=0.01)
+        assert abs(plain(nodes, rows=rows) - seconds(nodes, rows, 0)) > 0.1 * seconds(nodes, rows, 0)
+    assert known([1, 4]).tolist() == [known(1), known(4)]
+    # Where all experts are touched, the tokens count.
+    dense = PassTable([(1, 64, 0, 8.0), (3, 64, 0, 10.0)], [(1, 2.0), (32, 8.0), (512, 8.0)])
+    assert dense(2, rows=64) == pytest.approx(9.0)
+    assert PassCosts.of_file(attrs.asdict(PassCosts(known))) == PassCosts(known)
+
+
+def test_experts_are_counted_by_the_router_or_expected() -> None:
+    import transformers
+
+    config = transformers.MixtralConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+    )
+    torch.manual_seed(0)
+    model = transformers.MixtralForCausalLM(config).eval()
+    expected = dict(experts_touched(model, [1, 2, 8]))
+    assert expected == pytest.approx({1: 2, 2: 3.5, 8: 8 * (1 - 0.75**8)})
+    # A text of one token routes all of it alike, and only a count knows.
+    assert dict(experts_touched(model, [1, 2, 8], tokens=[3] * 8))[1] == 2
+    counted = dict(experts_touched(model, [1, 2, 8], tokens=list(range(8))))
+    assert counted[1] == 2
+    assert 2 <= counted[2] <= 4
+    assert counted[2] <= counted[8] <= 8
+    assert counted != pytest.approx(expected)
+    costs = measure_costs(model, nodes=(1, 2), rows=(1, 3), contexts=(4,), repetitions=1)
+    assert [tokens for tokens, _ in costs.target.experts] == [1, 2, 3, 4, 6]
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
+        ({"target": {"points": [[1, 1, 1, 0.1]], "experts": [[2, 3.0], [1, 4.0]]}}, "both rising"),
         ({"target": {"points": []}}, "has no points"),
         ({"target": {"points": [[0, 1, 1, 0.1]]}}, "give nodes and rows above 0"),
         ({"target": {"points": [[1, 1, 1]]}}, r"give \(nodes, rows, context, seconds\)"),
@@ -180,7 +233,7 @@ def test_costs_are_measured_by_nodes_rows_and_context() -> None:
         assert {point[:3] for point in table.points} == expected
     assert costs.rest is not None
     assert costs.rest(1) > 0
-    assert (costs.machine, costs.experts) == ("here", ())
+    assert (costs.machine, costs.target.experts) == ("here", ())
     assert target.lengths == []
     assert measure_costs(ToyBackend(TARGET), nodes=(1,)).draft is None
 

@@ -16,7 +16,7 @@ from draftwood import InvalidInput, SamplingParams, SpeculativeDecoder, Streams,
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.policies.chain import Chain
-from draftwood.strategies.policies.cost_aware import CostAware
+from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
@@ -93,7 +93,7 @@ def test_rows_join_while_others_run_and_leave_when_they_end(target):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
-    "policy", [DySpec(6), Chain(4, "top-k"), CostAware()], ids=["tree", "chain", "learns"]
+    "policy", [DySpec(6), Chain(4, "top-k"), DynaTree(warmup=1)], ids=["tree", "chain", "learns"]
 )
 def test_a_kept_row_goes_on_with_its_next_turn(target, policy):
     one = decoder(target=target(TARGET), policy=policy)
@@ -260,7 +260,7 @@ def test_processors_criteria_and_policy_states_follow_their_rows(target):
 
     sampling = SamplingParams(temperature=0.0, processors=[RepetitionPenaltyLogitsProcessor(1.7)])
     options = {"sampling": sampling, "max_new_tokens": 14, "stopping_criteria": [Longest()]}
-    one = decoder(target=target(TARGET), policy=CostAware())
+    one = decoder(target=target(TARGET), policy=DynaTree(warmup=1))
     prompts = queue(9, seed=2)
     out: Any = one.generate(prompts, max_rows=2, seed=6, **options, return_dict_in_generate=True)
     asked.clear()

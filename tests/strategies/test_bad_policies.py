@@ -86,7 +86,7 @@ def test_a_child_has_a_chance_and_a_node_no_more_children_than_tokens_with_one(p
     for seed, (live, vocab) in enumerate([(1, 2), (1, 6), (2, 6), (3, 3)]):
         tables = table(vocab, seed, live), table(vocab, seed + 9, live)
         tree, _ = grow(policy, drafts(policy, *tables), seed)
-        assert len(tree) > 1
+        assert (len(tree) > 1) is bool(policy.laws)  # ordinary decoding has no law, and no tree
         for node, path in enumerate(paths(tree)):
             tokens = tree.tokens[tree.children(node)].tolist()
             for k, token in enumerate(tokens):

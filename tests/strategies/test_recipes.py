@@ -30,6 +30,7 @@ from draftwood.strategies.policies.redrafter import BeamPaths
 from draftwood.strategies.policies.sequoia import ZOO_PAIR, Sequoia
 from draftwood.strategies.policies.static_tree import StaticTree
 from draftwood.strategies.policies.stochastic_beam import StochasticBeam
+from draftwood.strategies.policies.svip import SVIP
 from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
 from draftwood.strategies.verifiers.block import Block
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
@@ -81,6 +82,9 @@ PAPERS = {
     "eagle2": (ExpandRerank(6, 10, 10, 59), RecursiveRejection()),
     "dynamic-depth": (DynamicDepth(ExpandRerank(11, 10, 10, 59), 0.3, history=False), RecursiveRejection()),
     "opt-tree": (LayeredDySpec(50, law=Deterministic), RecursiveRejection()),
+    "ddtree": (LayeredDySpec(64, law=Deterministic), RecursiveRejection()),
+    "svip": (SVIP(16, 0.8), RecursiveRejection(), "model", 1.0),
+    "lookahead": (LayeredDySpec(16, law=Deterministic), RecursiveRejection(), "lookahead"),
     "specexec": (Beam(32, 16, 128), RecursiveRejection()),
     "stree": (StaticTree("stree-a"), RecursiveRejection()),
     "stree-beam": (Beam(3, 4), RecursiveRejection()),

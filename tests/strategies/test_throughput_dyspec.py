@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import attrs
+import numpy as np
 import pytest
 
 from draftwood import (
@@ -97,10 +98,10 @@ def test_it_keeps_up_with_the_best_fixed_tree_and_with_ordinary_decoding(
     found, nodes = rate(ThroughputDySpec(16, law=law), passes, **size)  # type: ignore[arg-type]
     fixed = [
         rate(other, passes, **size)[0]  # type: ignore[arg-type]
-        for other in (Chain(2), Chain(4), *(LayeredDySpec(budget, law=law) for budget in (4, 16)))
+        for other in (Chain(2), Chain(4), Chain(8), *(LayeredDySpec(budget, law=law) for budget in (4, 16)))
     ]
     ordinary = rows / passes.target(1, rows=rows)
-    # A row by itself learns from 120 tokens of its own, and each of the texts begins anew.
+    # Which of them is the best is known only afterwards, and a row by itself learns from 120 tokens only.
     assert found > (0.85 if rows == 1 else 0.9) * max(ordinary, *fixed)
     if passes is DEAR and rows > 1:
         assert ordinary > max(fixed)  # so this case does show decoding without trees
@@ -114,12 +115,32 @@ def test_a_tree_shows_what_smaller_ones_would_have_given() -> None:
     policy = ThroughputDySpec(16)
     rounds = [[20.0] * len(SIZES) for _ in (0, *DEPTHS)]
     accepted = [[20.0 * (size <= min(depth, 3)) for size in SIZES] for depth in (0, *DEPTHS)]
-    learnt = ThroughputState(*(tuple(itertools.chain.from_iterable(of)) for of in (rounds, accepted)))
-    assert policy.limits([learnt], CHEAP) == TreeLimits(depth=3, nodes=3)
+    layers = [[20.0 * min(depth, size) for size in SIZES] for depth in (SIZES[-1], *DEPTHS)]
+    learnt = ThroughputState(*(tuple(itertools.chain.from_iterable(of)) for of in (rounds, accepted, layers)))
+    found = policy.limits([learnt], CHEAP)
+    assert found.nodes == 3
+    assert found.depth >= 3  # three nodes have no more layers, whatever the limit
     assert policy.limits([learnt], costs(0.6)).nodes == 3
     rare = attrs.evolve(learnt, accepted=tuple(of / 2 for of in learnt.accepted))
     assert policy.limits([rare] * 64, DEAR) == TreeLimits()
     assert policy.limits([learnt], costs(0.005, call=3.0)) == TreeLimits()
+
+
+def test_a_tree_is_charged_for_the_layers_that_it_has() -> None:
+    """Trees of 4 nodes in 8 layers at most, which seldom need them, against trees in 2 layers."""
+    policy, column = ThroughputDySpec(4), SIZES.index(4)
+    deep, flat = 1 + DEPTHS.index(8), 1 + DEPTHS.index(2)
+
+    def chosen(layers: float) -> TreeLimits:
+        rounds, accepted, calls = np.zeros((3, 1 + len(DEPTHS), len(SIZES)))
+        rounds[:, : column + 1] = 100
+        calls[:, : column + 1] = 200
+        accepted[flat, column], accepted[deep, column], calls[deep, column] = 150, 200, 100 * layers
+        sums = (tuple(of.flat) for of in (rounds, accepted, calls))
+        return policy.limits([ThroughputState(*sums)], costs(0.005, call=0.4))
+
+    assert chosen(2) == TreeLimits(depth=8, nodes=4)
+    assert chosen(4) == TreeLimits(depth=2, nodes=4)
 
 
 def test_limits_stay_within_budget_depth_and_text() -> None:
