@@ -89,7 +89,9 @@ def verdict_of(
                 f"The head is broken: {first:.3f} of first tokens are right and {second:.3f} of second ones, "
                 f"and no other setting mends it. So {_cause_of_depth(head)}.",
             )
-    return Verdict(False, "The configured setting is the best of these, and above what needs no head.")
+    return Verdict(
+        False, "The configured setting is the best of these, and better than guesses without a head."
+    )
 
 
 def _trained_for_one(head: CheckedHead) -> bool:
