@@ -54,7 +54,8 @@ def train(
     learning_rate: Annotated[
         float | None,
         typer.Option(
-            help="Peak of the learning rate; default: 0.5 / the target's width; of a block drafter 1 / the width.",
+            help="Peak of the learning rate; default: 0.5 / the target's width; of a block "
+            "drafter 1 / the width.",
             show_default=False,
         ),
     ] = None,

@@ -256,7 +256,8 @@ def _described(costs: PassCosts, largest: int) -> str:
 def _in_contest(trial: TuneTrial, specs: Sequence[Spec], *, tokens: int) -> list[dict[str, Text]]:
     names = " and ".join(spec.label for spec in specs)
     to_stderr(
-        f"Contest: {names} against generate(), {tokens} tokens after {number_of(len(trial.prompts), 'prompt')}."
+        f"Contest: {names} against generate(), {tokens} tokens after "
+        f"{number_of(len(trial.prompts), 'prompt')}."
     )
     return list(progress(trial.contest(specs, tokens=tokens), "Race", total=len(trial.prompts)))
 

@@ -166,7 +166,8 @@ def frequencies(
     turned = int(head_dim * rope.get(_PARTIAL, 1.0))
     if turned % 2 or not turned:
         raise InvalidInput(
-            f"{_PARTIAL} is {rope.get(_PARTIAL)} of a head_dim of {head_dim}, so {turned} numbers would be rotated; "
+            f"{_PARTIAL} is {rope.get(_PARTIAL)} of a head_dim of {head_dim}, so {turned} numbers "
+            "would be rotated; "
             "give a part that is an even number of them."
         )
     with torch.device("cpu"):  # also where the weights are on none yet
