@@ -193,7 +193,7 @@ def _distil(
     }
     write_json(out / run.REPORT, content)
     show.report(content)
-    to_stderr(f"{out}: draftwood generate --target {target} --drafter {out} takes it.")
+    to_stderr(f"Use {out} with: draftwood generate --target {target} --drafter {out}")
 
 
 def _fits(both: pair.Pair, tests: list[Rows]) -> list[dict[str, Any]]:

@@ -216,7 +216,7 @@ def _train(
     content["contest"] = contest(loaded, out, tests)
     write_json(out / run.REPORT, content)
     report(content)
-    to_stderr(f"{out}: draftwood generate --target {name} --drafter {out} takes it.")
+    to_stderr(f"Use {out} with: draftwood generate --target {name} --drafter {out}")
 
 
 def _agreements(target: Any, head: Any, tests: list[Rows], depths: int) -> list[dict[str, Any]]:

@@ -301,7 +301,7 @@ def _show(found: Found, content: dict[str, Any], to: Path) -> None:
         )
     drafter = content["drafter"]
     named = f" --drafter {drafter}" if ":" in drafter else ""  # a file's class runs where a caller names it
-    to_stderr(f"{to}: draftwood generate --tuned {to}{named} takes it.")
+    to_stderr(f"Use {to} with: draftwood generate --tuned {to}{named}")
 
 
 def _answer(found: Found) -> str:
