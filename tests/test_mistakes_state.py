@@ -59,7 +59,7 @@ CAUGHT = {
     "the prompt has no features": ("features", "the prompt's features are left out"),
     "the last features are given twice": ("features", "take_features() forgets what it gives"),
     "layers are put in their order": ("features", "the layers are in the order [0, 1]"),
-    "all features are given, not the last": ("features", "`last` is not heeded"),
+    "all features are given, not the last": ("features", "`last` is ignored"),
     "the output head leaves out the soft-cap": ("output-head", "a scale or soft-cap of the logits"),
     "the draft's logits are at another temperature": ("tree", "1.667 times the right ones"),
     "the next root is committed twice": ("commit", "it is the next root"),
