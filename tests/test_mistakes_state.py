@@ -57,7 +57,7 @@ CAUGHT = {
     ),
     "features are those of the parents": ("features", "they belong to node 0, and node 1 was accepted"),
     "the prompt has no features": ("features", "the prompt's features are left out"),
-    "the last features are given twice": ("features", "take_features() forgets what it gives"),
+    "the last features are given twice": ("features", "take_features() must forget what it has given"),
     "layers are put in their order": ("features", "the layers are in the order [0, 1]"),
     "all features are given, not the last": ("features", "`last` is ignored"),
     "the output head leaves out the soft-cap": ("output-head", "a scale or soft-cap of the logits"),
