@@ -27,11 +27,9 @@ def index(
         list[Path],
         typer.Argument(help="Text (.txt, .txt.gz, .jsonl) or tokens (.npy).", show_default=False),
     ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="The folder that the index goes to.", show_default=False)
-    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder for the index.", show_default=False)],
     tokenizer: Annotated[
-        str, typer.Option(help="That of the target: a folder, hub name, or model of the zoo.")
+        str, typer.Option(help="The target's: a folder, hub name, or model of the zoo.")
     ] = models.TARGET,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the tokenizer.")

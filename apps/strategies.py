@@ -195,7 +195,7 @@ _SHORT = {
     "recipes": "methods of the literature, made of the others (--recipe)",
     "policies": "how a draft tree grows (--policy)",
     "verifiers": "how a draft tree is judged (--verifier)",
-    "drafters": "what the drafts come from (--drafter, besides model names)",
+    "drafters": "where the drafts come from (--drafter, besides model names)",
 }
 
 

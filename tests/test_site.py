@@ -235,6 +235,22 @@ def test_every_file_of_engines_is_listed():
         assert run.contenders()[0] == "generate()"
 
 
+def word_counts(pages):
+    """Returns the words of each page, code included, tables that a command writes excluded."""
+    return {
+        page.relative_to(DOCS).as_posix(): len(FILLED.written_by_hand(page.read_text("utf-8")).split())
+        for page in pages
+    }
+
+
+def test_the_pages_are_short():
+    """The list of mistakes is made by a command, and the research log is for looking things up."""
+    words = word_counts(DOCS.rglob("*.md"))
+    words = {page: count for page, count in words.items() if page not in ("mistakes.md", "research-log.md")}
+    assert not {page: count for page, count in words.items() if count >= 1500}
+    assert sum(words.values()) <= 28_000, words
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """The results that are on the site, and the same worked out anew from their cells."""

@@ -32,9 +32,9 @@ def bench(
         Path | None,
         typer.Argument(help="With --report: the results folder, instead of --to.", show_default=False),
     ] = None,
-    to: Annotated[
-        Path, typer.Option(help="The results folder; a run that was broken off in it goes on.")
-    ] = Path("draftwood-bench"),
+    to: Annotated[Path, typer.Option(help="The results folder; an interrupted run in it continues.")] = Path(
+        "draftwood-bench"
+    ),
     file: Annotated[
         Path | None, typer.Option("--file", help="A TOML file with the run; flags override it.")
     ] = None,
@@ -55,7 +55,7 @@ def bench(
     temperature: Annotated[list[float] | None, typer.Option(help="Repeatable; default 0.")] = None,
     budget: Annotated[list[int] | None, typer.Option(help="Nodes of a tree; repeatable.")] = None,
     prompt_length: Annotated[
-        list[int] | None, typer.Option(help="Tokens that prompts are cut to; repeatable; 0: whole.")
+        list[int] | None, typer.Option(help="Cut prompts to so many tokens; repeatable; 0: leave them whole.")
     ] = None,
     new_tokens: Annotated[list[int] | None, typer.Option(help="Lengths of texts; default 64.")] = None,
     prompts: Annotated[int | None, typer.Option(help="Prompts a file; default 6.")] = None,
@@ -82,7 +82,7 @@ def bench(
     ] = None,
     chat: AsChat = False,
     repetitions: Annotated[int | None, typer.Option(help="Texts a prompt; default 1.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of all that is drawn; default 0.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything that is drawn; default 0.")] = None,
     dtype: Annotated[models.Dtype | None, typer.Option(help="Precision of the models.")] = None,
     device: models.Device = None,
     widen: Annotated[
@@ -97,7 +97,9 @@ def bench(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="With --ray: default one a GPU, or a machine where there is no GPU."),
+        typer.Option(
+            min=1, help="With --ray: number of workers; default: one per GPU, or per machine without one."
+        ),
     ] = None,
     paper: Annotated[
         str | None,

@@ -136,7 +136,7 @@ def stored(path: Path) -> dict[str, Any]:
     try:
         run = parse_json(_content(file))
         if not isinstance(run, dict) or run.get("format") != FORMAT:
-            raise InvalidInput(f"{str(file)!r} is not of `draftwood bench`; {_OTHER}.")
+            raise InvalidInput(f"{str(file)!r} was not written by `draftwood bench`; {_OTHER}.")
         if (version := run.get("version")) not in READ:
             raise InvalidInput(
                 f"{str(file)!r} is of version {version!r:.40}, and this draftwood reads versions "

@@ -178,9 +178,11 @@ def notes(rows: Sequence[ResultRow], described: Mapping[str, Any]) -> list[str]:
     if precisions:
         words.append(f"Texts at temperature 0 were compared with generate()'s in {precisions.pop()}.")
         if any(row.check.agreement not in (None, 1) for row in rows):
-            words.append("Where they differ in half precision, equal choices were rounded apart.")
+            words.append("In half precision they may differ where two tokens are nearly equal.")
     if any((row.check.p_value, row.check.p_together) != (None, None) for row in rows):
-        words.append("p: how often texts of one distribution differ as much from generate()'s as these.")
+        words.append(
+            "p: how often texts of generate()'s own distribution differ from its texts as much as these."
+        )
     together = {
         (row.contest.on_all_data, row.spec.label): (
             f"{row.spec.label} at {row.contest.temperature:g} {row.check.p_together:.2f}"

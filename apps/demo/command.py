@@ -32,7 +32,7 @@ Prompts = Sequence[Sequence[int]]
 def demo(
     prompts: Annotated[int, typer.Option(help="Built-in prompts to use.", min=1, max=6)] = 6,
     tokens: Annotated[
-        int | None, typer.Option(help="Tokens a text; default: what fits in about a minute.")
+        int | None, typer.Option(help="Tokens per text; default: what fits in about a minute.")
     ] = None,
     parameters: Annotated[
         float, typer.Option(help="Size that the target is widened to for the contest.")
@@ -221,7 +221,7 @@ def verdict(results: Sequence[Result], cost: PassCost) -> list[str]:
         sentences.append(
             f"Speculation does not pay on this machine: DySpec reaches {dyspec.speed_up:.2f} times the "
             f"speed of generate(), because a pass over {cost.nodes} nodes takes {cost.ratio:.1f} times as "
-            f"long as one over a single token ({cost.precision}), and a round of a pass and its drafting "
+            f"long as one over a single token ({cost.precision}), and a round, drafting included, "
             f"yields {dyspec.tokens_per_round:.2f} tokens. A GPU, or a CPU with matrix instructions for "
             "bfloat16, makes the two nearly equal."
         )

@@ -27,18 +27,23 @@ _CHECKPOINTS = 20
 
 def distil(
     target: row_options.Target,
-    draft: Annotated[str, typer.Argument(help="The same, of fewer weights and with the same tokenizer.")],
+    draft: Annotated[
+        str, typer.Argument(help="The same for the draft, which is smaller and has the target's tokenizer.")
+    ],
     text: row_options.Text,
     out: Annotated[
         Path,
         typer.Option(
-            "--out", "-o", help="The new draft's folder; a run broken off in it goes on.", show_default=False
+            "--out",
+            "-o",
+            help="The new draft's folder; an interrupted run in it continues.",
+            show_default=False,
         ),
     ],
     rows: Annotated[
         Path | None,
         typer.Option(
-            help="A folder for what the target writes, which other drafts can share; default: rows in OUT.",
+            help="A folder for the target's text, which other drafts can share; default: rows in OUT.",
             show_default=False,
         ),
     ] = None,
@@ -47,20 +52,24 @@ def distil(
     longest: Annotated[
         int | None,
         typer.Option(
-            help="Tokens of the longest rows; default: 1500, or what the models can.", show_default=False
+            help="Tokens of the longest rows; default: 1500, or the models' limit.", show_default=False
         ),
     ] = None,
     temperature: Annotated[
         list[float] | None,
         typer.Option(
-            help="Repeatable: what the draft is for; default: 0, 0.6 and 1.", min=0.0, show_default=False
+            help="Temperature that the draft is for; repeatable; default: 0, 0.6 and 1.",
+            min=0.0,
+            show_default=False,
         ),
     ] = None,
     steps: row_options.Steps = row_options.STEPS,
     batch: row_options.Batch = row_options.BATCH,
     learning_rate: Annotated[
         float | None,
-        typer.Option(help="Its peak; default: 0.192 / the draft's width.", show_default=False),
+        typer.Option(
+            help="Peak of the learning rate; default: 0.192 / the draft's width.", show_default=False
+        ),
     ] = None,
     seed: row_options.Seed = 0,
     dtype: Annotated[
@@ -158,7 +167,7 @@ def _distil(
             unseen,
             rows.folder / run.HELD_OUT,
             target_text.exam(plan),
-            "writing what is held out",
+            "writing the held-out rows",
         )
         shards = target_text.shown(both.target, learnt, rows.folder / run.TRAIN, plan, "writing rows")
     checkpoint = out / run.CHECKPOINT
@@ -184,7 +193,7 @@ def _distil(
     }
     write_json(out / run.REPORT, content)
     show.report(content)
-    to_stderr(f"{out}: draftwood generate --target {target} --drafter {out} takes it.")
+    to_stderr(f"Use {out} with: draftwood generate --target {target} --drafter {out}")
 
 
 def _fits(both: pair.Pair, tests: list[Rows]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ Text = Annotated[
 Tokens = Annotated[int, typer.Option(help="Tokens of the rows, prompts included.", min=1)]
 TOKENS = 200 * SHARD_TOKENS
 
-NewTokens = Annotated[int, typer.Option(help="Tokens that the target writes in a row.", min=2)]
+NewTokens = Annotated[int, typer.Option(help="Tokens that the target writes for each row.", min=2)]
 NEW_TOKENS = 128
 
 Steps = Annotated[int, typer.Option(help="Training steps.", min=1)]
@@ -31,4 +31,4 @@ STEPS = 4000
 Batch = Annotated[int, typer.Option(help="Tokens of a step.", min=1)]
 BATCH = 3072
 
-Seed = Annotated[int, typer.Option(help="Of all that is drawn.")]
+Seed = Annotated[int, typer.Option(help="Seed of everything that is drawn.")]

@@ -48,7 +48,7 @@ class Work:
     same: tuple[str, ...] = ("configuration",)
     free: frozenset[str] = frozenset()
     remedy: str
-    before: str = "which this draftwood does not go on with"
+    before: str = "which this version of draftwood does not continue"
     gives_way: bool = True
 
     @property

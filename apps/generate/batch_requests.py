@@ -103,7 +103,9 @@ def of_model(line: PromptLine, target: str) -> PromptLine:
     names = (target, target.rstrip("/\\").replace("\\", "/").rpartition("/")[2], "draftwood")
     if line.request is None or line.refused is not None or line.request.model in names:
         return line
-    reason = f"model is {line.request.model!r:.80}, and the target of this run is {names[1]!r}; name that."
+    reason = (
+        f"model is {line.request.model!r:.80}, and the target of this run is {names[1]!r}; name that one."
+    )
     return attrs.evolve(line, refused=reason)
 
 

@@ -94,9 +94,7 @@ def generate(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="A .jsonl file, a line for every prompt of --data; a run that ended early goes on."
-        ),
+        typer.Option(help="A .jsonl file, a line for every prompt of --data; an interrupted run continues."),
     ] = None,
     rows: Annotated[
         int | None,
@@ -108,7 +106,9 @@ def generate(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="With --ray: decoders; default: one a GPU, or a CPU where there is no GPU."),
+        typer.Option(
+            min=1, help="With --ray: number of decoders; default: one per GPU, or per CPU without one."
+        ),
     ] = None,
     target: Annotated[
         str | None,
@@ -133,7 +133,7 @@ def generate(
         str | None, typer.Option(help="A method of the literature; see draftwood strategies.")
     ] = None,
     tuned: Annotated[
-        Path | None, typer.Option(help="What draftwood tune wrote: models, strategy and temperature.")
+        Path | None, typer.Option(help="A file of draftwood tune: models, strategy and temperature.")
     ] = None,
     policy: Annotated[
         str | None, typer.Option(help="How trees grow; default: layered-dyspec.", show_default=False)
@@ -158,7 +158,7 @@ def generate(
         float | None, typer.Option(help="Drop tokens below this share of the most likely one; 0: none.")
     ] = None,
     draft_temperature: Annotated[
-        float | None, typer.Option(help="The draft's own; default: the target's, or 1 at 0.")
+        float | None, typer.Option(help="The draft's temperature; default: the target's, or 1 at 0.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Repeats a sampled text.")] = None,
     stop: Annotated[
@@ -177,7 +177,9 @@ def generate(
     offload: models.Offload = None,
     engine: models.ChosenEngine = None,
     trust_remote_code: models.TrustRemoteCode = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a prompt instead.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per prompt instead.")
+    ] = False,
     trace_file: Annotated[
         Path | None, typer.Option("--trace", help="Write every round's tree and outcome here as JSON.")
     ] = None,

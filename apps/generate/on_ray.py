@@ -42,7 +42,8 @@ def _check_there(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
     except (OSError, OverflowError) as error:
         raise InvalidInput(
-            f"Nobody listens at {address!r} ({first_line(error)}); give a Ray cluster's address, or local."
+            f"No Ray cluster answers at {address!r} ({first_line(error)}); give a Ray cluster's "
+            "address, or local."
         ) from error
 
 
@@ -70,7 +71,8 @@ def connected(address: str) -> Iterator[Any]:
         if (cause := _ours(error)) is not None:
             raise cause from None
         raise InvalidInput(
-            f"No Ray cluster at {address!r} lets us in ({first_line(error)}); start one with ray start "
+            f"The Ray cluster at {address!r} refuses this machine, or is none "
+            f"({first_line(error)}); start one with ray start "
             "--head, share its token with this machine, or give --ray local."
         ) from error
     except ray.exceptions.RayError as error:

@@ -34,7 +34,7 @@ def check_head(
         typer.Option(help="A file of prompts, .jsonl or text; default: built-in ones.", show_default=False),
     ] = None,
     prompts: Annotated[int, typer.Option(help="Prompts to use.", min=2)] = 20,
-    tokens: Annotated[int, typer.Option(help="Tokens that the target writes after each.", min=8)] = 64,
+    tokens: Annotated[int, typer.Option(help="Tokens that the target writes after each prompt.", min=8)] = 64,
     depths: Annotated[int, typer.Option(help="Drafted tokens that are compared.", min=1)] = 4,
     chat: AsChat = False,
     dtype: Annotated[
@@ -143,8 +143,8 @@ def _show(head: Any, found: list[Found], floors: Floors, added: Sequence[Added],
     longest = getattr(head, "max_positions", None)
     made_for = "texts of any length" if longest is None else f"{longest} tokens"
     console.print(
-        f"Share of the target's greedy tokens that the head guesses, {prompts} prompts, where its guesses "
-        f"before are right, and without each part the log-likelihood of these tokens. It was made for "
+        f"Share of the target's greedy tokens that the head guesses, {prompts} prompts, where its earlier "
+        f"guesses are right, and without each part the log-likelihood of these tokens. It was made for "
         f"{made_for}."
     )
     console.print(table)

@@ -60,7 +60,9 @@ Engine = Annotated[
 
 ChosenEngine = Annotated[
     EngineName | None,
-    typer.Option(help="As for tune; default: the tuned file's, else eager.", show_default=False),
+    typer.Option(
+        help="eager, inductor, openvino or auto; default: the tuned file's, else eager.", show_default=False
+    ),
 ]
 """The same where a tuned file may have chosen one."""
 

@@ -47,7 +47,8 @@ class OwnModel:
         is_backend = StateBackend in type(made).__mro__
         if is_backend and engine != "eager":
             raise InvalidInput(
-                f"{name!r} makes a backend, which runs by itself, so --engine {engine} does not go with it; "
+                f"{name!r} makes a backend, which runs by itself, so --engine {engine} is not "
+                "supported with it; "
                 "let it return the transformers model."
             )
         if is_backend and dtype is not None and _dtypes(made) - {dtype}:

@@ -57,12 +57,12 @@ REMEDIES: Mapping[str, str] = {
     "ahead": "ahead(n) shows what uniforms(n) takes next, and takes nothing.",
     "bad-input": "Emit nothing that the target forbids, end, and give a path of nodes from the root down; "
     "where the input cannot be judged, raise InvalidDistribution.",
-    "repeatable": "Take all chance from rng, change no argument, and remember nothing between calls.",
+    "repeatable": "Take all randomness from rng, change no argument, and remember nothing between calls.",
     "interleaved": "Keep nothing on self while a tree grows: use local variables, and for what observe() "
     "learns a state that first_state() begins (see LearningPolicy). An attrs.frozen class refuses such a "
     "write at once.",
     "together": "verify_rows gives one outcome a row, in the rows' order, and takes each row's chance from "
-    "its own stream; leave it out where verify is all there is.",
+    "its own stream; leave it out where it only calls verify.",
     "copies": "Every row may hold a copy: keep what grow() needs in fields that survive copy and pickle.",
     "budget": "Count a node before it is added; the root does not count.",
     "chain": "Declare branches = True, or give a node one child at most.",
@@ -281,7 +281,7 @@ def _run(name: str, check: Check, reason: str | None, console: Any) -> Failure |
         console.print(f"  ok        {name}{f': {looked_at}' if looked_at else ''}", soft_wrap=True)
         return None
     console.print(f"  FAILS     {name}", style="bold red")
-    return Failure(name, f"{name}: it was expected to fail ({reason}) and passes; take the expectation away.")
+    return Failure(name, f"{name}: it was expected to fail ({reason}) and passes; remove the expectation.")
 
 
 def _raised(error: BaseException, kind: type) -> str:

@@ -29,12 +29,12 @@ def train(
     text: row_options.Text,
     out: Annotated[
         Path,
-        typer.Argument(help="The head's folder; a run broken off in it goes on.", show_default=False),
+        typer.Argument(help="The head's folder; an interrupted run in it continues.", show_default=False),
     ],
     rows: Annotated[
         Path | None,
         typer.Option(
-            help="A folder for what the target writes, which other heads can share; default: rows in OUT.",
+            help="A folder for the target's text, which other heads can share; default: rows in OUT.",
             show_default=False,
         ),
     ] = None,
@@ -43,7 +43,7 @@ def train(
     longest: Annotated[
         int | None,
         typer.Option(
-            help="Tokens of the longest rows; default: 1500, or what the target can.", show_default=False
+            help="Tokens of the longest rows; default: 1500, or the target's limit.", show_default=False
         ),
     ] = None,
     steps: row_options.Steps = row_options.STEPS,
@@ -54,7 +54,9 @@ def train(
     learning_rate: Annotated[
         float | None,
         typer.Option(
-            help="Its peak; default: 0.5 / the target's width, of a block 1 / that.", show_default=False
+            help="Peak of the learning rate; default: 0.5 / the target's width; of a block "
+            "drafter 1 / the width.",
+            show_default=False,
         ),
     ] = None,
     intermediate: Annotated[
@@ -66,7 +68,7 @@ def train(
     markov_rank: Annotated[
         int | None,
         typer.Option(
-            help="Of a block drafter's correction by the token before (DSpark); 0: none; default: 32.",
+            help="Rank of a block drafter's correction by the previous token (DSpark); 0: none; default: 32.",
             min=0,
             show_default=False,
         ),
@@ -181,7 +183,7 @@ def _train(
     unseen = {stream: tokens for stream, (_, tokens) in streams.items()}
     with rows.opened():
         tests = target_text.shown(
-            target, unseen, rows.folder / run.HELD_OUT, target_text.exam(plan), "writing what is held out"
+            target, unseen, rows.folder / run.HELD_OUT, target_text.exam(plan), "writing the held-out rows"
         )
         shards = target_text.shown(target, learnt, rows.folder / run.TRAIN, plan, "writing rows")
     head = training.new(shards)
@@ -210,11 +212,11 @@ def _train(
         "versions": versions(),
     }
     run.save_beside(lambda part: training.save(head, part), out)
-    to_stderr("Racing a tree of the head against generate().")
+    to_stderr("Comparing the speed of a tree of the head with generate().")
     content["contest"] = contest(loaded, out, tests)
     write_json(out / run.REPORT, content)
     report(content)
-    to_stderr(f"{out}: draftwood generate --target {name} --drafter {out} takes it.")
+    to_stderr(f"Use {out} with: draftwood generate --target {name} --drafter {out}")
 
 
 def _agreements(target: Any, head: Any, tests: list[Rows], depths: int) -> list[dict[str, Any]]:

@@ -28,8 +28,8 @@ def report(content: Mapping[str, Any]) -> None:
         )
     console = PlainConsole()
     console.print(
-        "Drafted tokens accepted, by their place in the draft, where those before it were, and what prompt "
-        "lookup guesses; without the parts of texts that run in a loop:"
+        "Share of drafted tokens accepted if all before them were, by place in the draft, and the share that "
+        "prompt lookup guesses; parts of texts that run in a loop are left out:"
     )
     console.print(table)
     if "contest" in content:  # which earlier runs did not have
@@ -42,6 +42,6 @@ def contest_line(found: Mapping[str, Any] | None) -> str:
         return "Speed was not measured: every held-out text runs into a loop at once."
     return (
         f"On {found['prompts']} held-out prompts at temperature 0, a tree ({found['tree']}) gives "
-        f"{found['tokens_per_round']:.2f} tokens per round and {found['speed_up']:.2f} times the tokens a "
+        f"{found['tokens_per_round']:.2f} tokens per round and {found['speed_up']:.2f} times the tokens per "
         f"second of generate(), over {found['tokens']} tokens."
     )

@@ -66,9 +66,9 @@ def tune(
     ] = None,
     prompts: Annotated[int, typer.Option(help="Prompts a file.")] = 4,
     new_tokens: Annotated[
-        int, typer.Option(help="Tokens a text of the trial; the contest's are twice that.")
+        int, typer.Option(help="Tokens per text in the trial; twice as many in the contest.")
     ] = 32,
-    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is drawn.")] = 0,
     dtype: Annotated[models.Dtype, typer.Option(help="Precision of the models.")] = models.Dtype.auto,
     rows: Annotated[
         str, typer.Option(help="Rows of the passes that are timed, with commas; the trial is of one row.")
@@ -256,7 +256,8 @@ def _described(costs: PassCosts, largest: int) -> str:
 def _in_contest(trial: TuneTrial, specs: Sequence[Spec], *, tokens: int) -> list[dict[str, Text]]:
     names = " and ".join(spec.label for spec in specs)
     to_stderr(
-        f"Race: {names} against generate(), {tokens} tokens after {number_of(len(trial.prompts), 'prompt')}."
+        f"Contest: {names} against generate(), {tokens} tokens after "
+        f"{number_of(len(trial.prompts), 'prompt')}."
     )
     return list(progress(trial.contest(specs, tokens=tokens), "Race", total=len(trial.prompts)))
 
@@ -300,7 +301,7 @@ def _show(found: Found, content: dict[str, Any], to: Path) -> None:
         )
     drafter = content["drafter"]
     named = f" --drafter {drafter}" if ":" in drafter else ""  # a file's class runs where a caller names it
-    to_stderr(f"{to}: draftwood generate --tuned {to}{named} takes it.")
+    to_stderr(f"Use {to} with: draftwood generate --tuned {to}{named}")
 
 
 def _answer(found: Found) -> str:
@@ -309,18 +310,18 @@ def _answer(found: Found) -> str:
     if not found.estimates:
         return (
             f"{no}: passes of the draft and of the target over a tree cost so much that {name} would have "
-            f"{found.gain:.2f} times the tokens a second even if every level of its tree were accepted."
+            f"{found.gain:.2f} times as many tokens per second even if every level of its tree were accepted."
         )
     expected = next(one for one in found.estimates if one.label == name)
     if not found.contest:
         return (
             f"{no}: after {number_of(expected.prompts, 'prompt')} none of {len(found.estimates)} candidates "
             f"(of {found.asked}) came near its speed, so there was no contest. The best, {name}, would have "
-            f"{found.gain:.2f} times the tokens a second."
+            f"{found.gain:.2f} times as many tokens per second."
         )
     result = next(one for one in found.contest if one.label == name)
     ratio = (
-        f"{result.gain:.2f} times the tokens a second of ordinary decoding ({expected.gain:.2f} expected), "
+        f"{result.gain:.2f} times the tokens per second of ordinary decoding ({expected.gain:.2f} expected), "
         f"faster on {result.won} of {result.prompts} prompts"
     )
     return f"Take {name}: {ratio}." if result.gain > 1 else f"{no}: {name}, the best, had {ratio}."

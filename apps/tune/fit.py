@@ -54,7 +54,7 @@ def _with_draft_temperature(specs: Sequence[Spec], trial: TuneTrial, *, tokens: 
 
     fitting = [fit(spec) for spec in specs]
     for best in {temperature: None for temperature in found.values() if temperature != trial.temperature}:
-        to_stderr(f"The draft overlaps most with the target where it is drawn from at temperature {best:g}.")
+        to_stderr(f"The draft overlaps most with the target at draft temperature {best:g}.")
     return fitting
 
 

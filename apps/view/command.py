@@ -17,7 +17,9 @@ from draftwood.base.whole_files import check_writable, write_text
 def view(
     trace_file: Annotated[
         Path,
-        typer.Argument(metavar="TRACE", help="What draftwood generate --trace wrote.", show_default=False),
+        typer.Argument(
+            metavar="TRACE", help="A trace, as draftwood generate --trace writes it.", show_default=False
+        ),
     ],
     to: Annotated[
         Path | None, typer.Option("--to", help="The page; default: the trace's name with .html.")

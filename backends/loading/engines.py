@@ -38,7 +38,8 @@ def check_engine(engine: str, capture: str, weights: str | None) -> None:
         raise InvalidInput(f'weights is {weights!r}; it must be None, "int8" or "int4".')
     if weights is not None and engine != "openvino":
         raise InvalidInput(
-            f"weights={weights!r} rounds them for OpenVINO, which engine={engine!r} may not be; add "
+            f"weights={weights!r} rounds weights for OpenVINO, and engine={engine!r} may run "
+            "something else; add "
             'engine="openvino".'
         )
 

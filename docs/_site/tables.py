@@ -11,6 +11,8 @@ from pathlib import Path
 
 import engine_tables
 
+from draftwood import Proposal
+from draftwood.apps.bench.papers import papers as result_tables
 from draftwood.apps.strategies import entries
 from draftwood.base import errors
 from draftwood.protocols import registry
@@ -91,14 +93,25 @@ def recipes() -> str:
 
 
 def strategies(kind: str) -> str:
-    """Returns a table with one row for every registered strategy of a kind."""
+    """Returns a table that describes every strategy of a kind: its laws, and the trees that it judges."""
+    columns = ["name", "description", *{"policies": ["laws"], "verifiers": ["laws", "trees"]}.get(kind, [])]
     rows = []
-    for entry in entries():
-        if entry.kind == kind:
-            options = [f"`{name}={value}`" if value else f"`{name}`" for name, value in entry.options.items()]
-            cells = (f"`{entry.name}`", ", ".join(entry.laws) or "-", ", ".join(options), entry.source)
-            rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(["| name | laws | options | source |", "|---|---|---|---|", *rows])
+    for entry in (entry for entry in entries() if entry.kind == kind):
+        first = (inspect.getdoc(registry.get(kind, entry.name)) or "").partition("\n")[0]
+        words = f"**Lossy.** {first}" if entry.lossless is False else first
+        laws = sorted(entry.laws, key=lambda law: law != Proposal.__name__)  # the one that stands for all
+        named = ", ".join(laws).replace(Proposal.__name__, "all")
+        rows.append(f"| {' | '.join((f'`{entry.name}`', words, named, entry.trees)[: len(columns)])} |")
+    return "\n".join([f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *rows])
+
+
+def options(kind: str) -> str:
+    """Returns a table with the options, their defaults and the source of every strategy of a kind."""
+    rows = []
+    for entry in (entry for entry in entries() if entry.kind == kind):
+        chosen = (f"`{name}={value}`" if value else f"`{name}`" for name, value in entry.options.items())
+        rows.append(f"| `{entry.name}` | {', '.join(chosen)} | {entry.source} |")
+    return "\n".join(["| name | options | source |", "|---|---|---|", *rows])
 
 
 def _results() -> list[dict[str, str]]:
@@ -290,12 +303,28 @@ def longer_texts() -> str:
     return "\n".join(rows)
 
 
+def papers() -> str:
+    """Returns a table with one row for every table of a paper that `bench --paper` knows."""
+    rows = [f"| `{name}` | {table.source} | {table.models} |" for name, table in result_tables().items()]
+    return "\n".join(["| name | table | models |", "|---|---|---|", *rows])
+
+
+def recorded(name: str) -> str:
+    """Returns a table with the columns and lines of a file of measurements, as they are."""
+    with (DATA / name).open(newline="", encoding="utf-8") as file:
+        heads, *lines = csv.reader(file)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *lines))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "messages": all_messages,
     "recipes": recipes,
     "policies": lambda: strategies("policies"),
     "verifiers": lambda: strategies("verifiers"),
     "drafters": lambda: strategies("drafters"),
+    "policies_options": lambda: options("policies"),
+    "verifiers_options": lambda: options("verifiers"),
+    "drafters_options": lambda: options("drafters"),
     "results_machine": machine,
     "results_speed": lambda: results(figure("speed_up")),
     "results_rounds": lambda: results(figure("tokens_per_round")),
@@ -306,6 +335,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "methods_longer_texts": longer_texts,
     "engines_summary": engine_tables.summary,
     "engines_runs": engine_tables.every_run,
+    "papers": papers,
+    "verifiers_toy": lambda: recorded("verifiers-toy.csv"),
+    "verifiers_trees": lambda: recorded("verifiers-trees.csv"),
+    "packed_trees": lambda: recorded("packed-trees.csv"),
+    "distilled": lambda: recorded("distilled.csv"),
     "families": families,
     "families_refused": families_refused,
     "families_counts": families_counts,

@@ -156,7 +156,7 @@ def _as_heads(heads: Any) -> Heads:
 
 @attrs.define(eq=False)
 class MedusaHeads(DepthMarginals):
-    """Guesses several tokens ahead from the state of the last token before the root, in no pass at all.
+    """Guesses several tokens ahead by heads on the target's last hidden state, without a draft pass.
 
     A node's distribution depends only on its depth: at depth d it is head d's. Below the last head, and
     where no token precedes the root, nothing is proposed.

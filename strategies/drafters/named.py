@@ -67,7 +67,7 @@ class Named(Drafter):
 
     def __attrs_post_init__(self) -> None:
         if not self.members:
-            raise InvalidInput("members is empty; give a drafter by its name.")
+            raise InvalidInput("members is empty; give at least one drafter under a name.")
         sizes = {member.vocab_size for member in self.members.values()}
         if len(sizes) > 1:
             raise IncompatibleModels(

@@ -81,7 +81,7 @@ def check_not_rotated(target: StateBackend, told: str | None, *, kind: str) -> N
         UnsupportedModel: the files of the target say that it is rotated.
     """
     if told not in (None, NONE):
-        raise InvalidInput(f"rotation is {told!r:.60}; {kind} take none or nothing there.")
+        raise InvalidInput(f"rotation is {told!r:.60}; {kind} take only 'none' there, or no rotation at all.")
     if _rotation_of(target, told) is not None:
         raise UnsupportedModel(
             f"The target is rotated, and {kind} read its states after the last norm, whose weights the "

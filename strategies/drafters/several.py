@@ -20,7 +20,7 @@ def _as_members(members: Iterable[Drafter]) -> tuple[Drafter, ...]:
 
 @attrs.define(eq=False)
 class Several(Drafter):
-    """Stacks the logits of `members`: `[rows, nodes, drafters, vocab]`. For policies of the PerChild law.
+    """Stacks the logits of its `members`, `[rows, nodes, drafters, vocab]`, for the law `PerChild`.
 
     Source: SpecInfer, merge-based expansion (arXiv 2305.09781); several-drafter rejection in RSD's sense.
     """

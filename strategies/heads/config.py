@@ -119,7 +119,7 @@ class Eagle3Config:
         if self.attention_heads % self.key_value_heads:
             raise InvalidInput(
                 f"The head has {self.attention_heads} query heads and {self.key_value_heads} of keys, which "
-                "do not divide them."
+                "do not divide them; copy its description again."
             )
         if self.rotated_dim % 2:
             raise InvalidInput(f"The head's head_dim is {self.rotated_dim}; a rotation needs an even one.")

@@ -166,8 +166,9 @@ def frequencies(
     turned = int(head_dim * rope.get(_PARTIAL, 1.0))
     if turned % 2 or not turned:
         raise InvalidInput(
-            f"{_PARTIAL} is {rope.get(_PARTIAL)} of heads of {head_dim}, which is {turned}; a rotation needs "
-            "an even number."
+            f"{_PARTIAL} is {rope.get(_PARTIAL)} of a head_dim of {head_dim}, so {turned} numbers "
+            "would be rotated; "
+            "give a part that is an even number of them."
         )
     with torch.device("cpu"):  # also where the weights are on none yet
         if rope.get("rope_type", "default") == "default":

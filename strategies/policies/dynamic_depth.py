@@ -44,7 +44,7 @@ class _Note:
 
 @attrs.frozen
 class DynamicDepth(PolicyWrapper, LearningPolicy[DynamicDepthState]):
-    """Grows the tree of `policy` and stops where the draft's text is unlikely to come to.
+    """Grows the tree of `policy` and ends it where the draft's text is unlikely to be accepted.
 
     Before every request, the draft's probabilities of the paths to its nodes are added up: the chance
     that the draft's own text passes through one of them. For a policy that asks level by level that is

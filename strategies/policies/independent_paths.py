@@ -11,7 +11,7 @@ from draftwood.strategies.policies.static_tree import StaticTree
 
 @attrs.frozen
 class IndependentPaths(TreePolicy):
-    """`paths` chains of `length` tokens under the root, each drawn from the draft on its own.
+    """`paths` chains of `length` tokens under the root, each drawn independently from the draft.
 
     The root has `paths` children drawn with replacement, and every node below has one. Paths that begin
     alike stay apart: merging equal siblings would give one node the children of several, whose number then

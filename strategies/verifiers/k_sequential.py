@@ -39,7 +39,7 @@ def division_factor(
 
 @attrs.frozen
 class KSequential(NodeWise):
-    """Accepts the first sibling x whose coin of probability min(1, T(x) / (rho D(x))) shows heads.
+    """Accepts the first sibling x that passes a test of probability min(1, T(x) / (rho D(x))).
 
     The factor rho >= 1 leaves every sibling the same chance beta of acceptance, whatever came of the
     earlier ones. It is the smallest for which no token is emitted more often than the target has it, so

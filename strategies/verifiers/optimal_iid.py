@@ -118,7 +118,7 @@ def _fraction(slope: float, below: float, above: float) -> float:
 
 @attrs.frozen
 class OptimalIID(NodeWise):
-    """Proposes one of k independent draws and accepts it as rejection does: the most that any rule can.
+    """Accepts one of k independent siblings, with the highest probability that any rule reaches.
 
     The law m of the proposed token decides everything: it is accepted with probability min(1, T / m), and
     otherwise the extra token is drawn from max(T - m, 0). Some rule has the law m if and only if every set

@@ -238,7 +238,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "The prompt has the token 99999, and the target's are below 4096; encode it",
     ),
     ({"prompt": "word " * 5000}, "The prompt has 5001 tokens, and the target's context holds 2048"),
-    ({"model": "gpt-4o"}, "model is 'gpt-4o', and the target of this run is 'llama-7m'; name that."),
+    ({"model": "gpt-4o"}, "model is 'gpt-4o', and the target of this run is 'llama-7m'; name that one."),
     ({"model": 5}, "model is 5; give the name of the target"),
 ]
 CHAT_WRONG: list[tuple[dict[str, Any], str]] = [

@@ -315,7 +315,7 @@ def test_another_runs_folder_is_refused_with_what_differs(draftwood, refused, tm
     for part, value, words_ in [
         ("hardware", {"device": "an abacus"}, 'device was "an abacus"'),
         ("versions", {"torch": "0.1"}, 'torch was "0.1"'),
-        ("format", "something", "is not of `draftwood bench`"),
+        ("format", "something", "was not written by `draftwood bench`"),
         ("version", 99, "is of version 99, and this draftwood reads versions 2 and 3"),
         ("configuration", [], "is damaged (configuration is [])"),
     ]:
@@ -383,7 +383,7 @@ def test_a_run_that_failed_before_its_first_cell_does_not_block_the_next(draftwo
 
 def test_a_run_file_of_somebody_else_is_left_alone(refused, tmp_path):
     (tmp_path / "run.json").write_text("{}")
-    assert "is not of `draftwood bench`" in refused(*tiny(tmp_path))
+    assert "was not written by `draftwood bench`" in refused(*tiny(tmp_path))
     assert (tmp_path / "run.json").read_text() == "{}"
 
 

@@ -117,7 +117,7 @@ FOREIGN: dict[str, tuple[Callable[[], None], str]] = {
     "a first line cut in two": (written(lambda c: c[:60]), "cells.jsonl' is no file of draftwood bench"),
     "nothing but somebody's cells": (alone(b'{"a": 1}\n{"b": 2'), "cells.jsonl' is no file of draftwood"),
     "nothing but an empty file": (alone(b""), "cells.jsonl' is no file of draftwood bench"),
-    "somebody's run.json": (written(b'{"scripts": {}}', RUN), "is not of `draftwood bench`"),
+    "somebody's run.json": (written(b'{"scripts": {}}', RUN), "was not written by `draftwood bench`"),
     "a run.json cut in two": (written(lambda c: c[:90], RUN), "is damaged"),
     "the run.json of another run": (lambda: changed(RUN, created="then"), "belong to two runs"),
     "another version": (both(version=99), "is of version 99"),

@@ -230,7 +230,7 @@ def test_what_a_worker_cannot_load_is_its_own_sentence(draftwood, cluster, words
 
 def test_a_cluster_that_is_not_there(refused):
     run = ["generate", "--data", "few.txt", "--out", "gone.jsonl", "--ray", "127.0.0.1:1"]
-    assert "Nobody listens at '127.0.0.1:1' (" in refused(*run)
+    assert "No Ray cluster answers at '127.0.0.1:1' (" in refused(*run)
 
 
 def test_proofs_over_a_cluster(draftwood, cluster):

@@ -399,7 +399,7 @@ def test_a_clear_no_after_the_first_look_needs_no_contest(tuned_at):
 
 def test_it_says_what_it_measures(paying):
     _, output = paying
-    parts = ("Timing passes over up to 6 tokens", "A target pass takes", "First look:", "Trial:", "Race:")
+    parts = ("Timing passes over up to 6 tokens", "A target pass takes", "First look:", "Trial:", "Contest:")
     places = [output.index(part) for part in parts]
     assert places == sorted(places)
 

@@ -48,7 +48,7 @@ def test_inductor_is_what_capture_compile_is() -> None:
         ({"engine": "tvm"}, 'engine is \'tvm\'; it must be one of "auto", "eager"'),
         ({"engine": "openvino", "capture": "compile"}, "which engine='openvino' does not run; leave one"),
         ({"engine": "auto", "capture": "cuda-graphs"}, "which engine='auto' does not run; leave one"),
-        ({"weights": "int8"}, "which engine='eager' may not be; add engine=\"openvino\""),
+        ({"weights": "int8"}, "and engine='eager' may run something else; add engine=\"openvino\""),
         ({"engine": "openvino", "weights": "int2"}, "weights is 'int2'; it must be None"),
     ],
 )

@@ -284,7 +284,9 @@ def test_engine_and_capture_do_not_contradict_each_other() -> None:
         load(tiny(), engine="openvino", capture="compile")
     with pytest.raises(InvalidInput, match="engine is 'tvm'; it must be one of"):
         load(tiny(), engine="tvm")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="rounds them for OpenVINO, which engine='eager' may not be"):
+    with pytest.raises(
+        InvalidInput, match="rounds weights for OpenVINO, and engine='eager' may run something else"
+    ):
         load(tiny(), weights="int8")
 
 

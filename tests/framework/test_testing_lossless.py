@@ -117,7 +117,7 @@ def test_a_machine_that_stood_still_is_no_endless_run():
     ("verifier", "message"),
     [
         (Raises(), r"Raises\(\) raises \(IndexError: "),
-        (Endless(), r"Endless\(\) does not end \(EndlessRun: One run asked for chance 10000 times"),
+        (Endless(), r"Endless\(\) does not end \(EndlessRun: One run asked for 10000 random outcomes"),
         (Sleeps(), r"Sleeps\(\) does not end \(TimeoutError"),
         (DraftInstead(), r"though token \d has target probability 0 after node \d"),
     ],

@@ -210,7 +210,7 @@ def test_heads_after_the_last_norm_are_refused(kind: str, folder: Path) -> None:
     ):
         check_not_rotated(target, None, kind=kind)
     check_not_rotated(target, "none", kind=kind)
-    with pytest.raises(InvalidInput, match="rotation is 'yes'; .* take none or nothing"):
+    with pytest.raises(InvalidInput, match="rotation is 'yes'; .* take only 'none' there"):
         check_not_rotated(target, "yes", kind=kind)
 
 

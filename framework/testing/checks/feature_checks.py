@@ -177,8 +177,8 @@ class FeatureMirror:
         if count < new:
             return "some commits are left out, or rows that were released did not take theirs along."
         if self.last is not None:
-            return "`last` is not heeded."
-        return "they are given again; take_features() forgets what it gives."
+            return "`last` is ignored."
+        return "they are given twice; take_features() must forget what it has given."
 
     def _compare(
         self, row: int, states: Tensor, text: list[int], path: Sequence[int], nodes: list[Node]

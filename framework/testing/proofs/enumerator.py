@@ -56,7 +56,9 @@ class Enumerator(Randomness):
         # Certain answers count too: a loop that waits for a rejection which cannot come asks for them.
         self._questions += 1
         if self._questions > MOST_QUESTIONS:
-            raise EndlessRun(f"One run asked for chance {MOST_QUESTIONS} times; a loop in it does not end.")
+            raise EndlessRun(
+                f"One run asked for {MOST_QUESTIONS} random outcomes; a loop in it does not end."
+            )
 
     def _branch(self, weights: Sequence[float]) -> int:
         """Take one of the outcomes and multiply its weight in."""

@@ -251,7 +251,8 @@ KNOWN = (
         last=lambda step: step.drafts[-1],
     ),
     Mistake(
-        "all steps are tested with one coin, so that acceptances depend on each other; take a coin a step.",
+        "all steps are tested with one coin, so that acceptances depend on each other; take a "
+        "coin for each step.",
         shared=True,
     ),
     Mistake(

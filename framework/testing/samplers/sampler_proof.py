@@ -99,11 +99,11 @@ class SamplerReport:
             return ""
         if self.fault_chance < 1e-6 and self.error < 1e-6:
             return (
-                f" The fault shows with probability {self.fault_chance:.1g} a draft, where a uniform is "
+                f" The fault shows with probability {self.fault_chance:.1g} per draft, where a uniform is "
                 "exactly 0 or 1, at a tie or in a last digit: a user sees no bias, but once in so many "
                 "drafts an impossible token."
             )
-        return f" The fault shows with probability {self.fault_chance:.1g} a draft."
+        return f" The fault shows with probability {self.fault_chance:.1g} per draft."
 
     @property
     def error(self) -> float:
@@ -341,7 +341,7 @@ class _Worst:
         self.text = (
             f"tokens {tokens} have probability {law.probabilities.get(tokens, 0.0):.12g} and should have "
             f"{expected_law.get(tokens, 0.0):.12g} (off by {error:.2g}) with the models {model!r}.\n"
-            f"They most likely come of this draft (their path is marked), of which comes {{{likely}}}:\n"
+            f"They most likely come from this draft (their path is marked), which gives {{{likely}}}:\n"
             f"{tree_as_text(possible[likeliest].tree, possible[likeliest].target_probs, tokens)}"
         )
 
