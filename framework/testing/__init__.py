@@ -24,7 +24,6 @@ from draftwood.testing.proofs.lossless import (
     target_law,
 )
 from draftwood.testing.proofs.proposal_law import assert_proposal_law
-
 from draftwood.testing.samplers.sampler_cases import SamplerCase, sampler_models
 from draftwood.testing.samplers.sampler_proof import SamplerReport, measure_sampler, prove_sampler
 from draftwood.testing.samplers.sglang_samplers import sglang_sampler

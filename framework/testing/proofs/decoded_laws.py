@@ -147,11 +147,13 @@ def _run(
     for row, (prompt, text) in enumerate(zip(prompts, generation.tokens, strict=True)):
         for place, token in enumerate(text):
             part = f"in quarter {1 + 4 * place // tokens} of the texts"
-            law = kept.probs([*prompt, *text[:place]], temperature)
+            # A verifier knows the draft's distribution only where something was drafted.
+            model = toys.target if place in watched.undrafted(row) else kept
+            law = model.probs([*prompt, *text[:place]], temperature)
             if not written.see(token, law, [f"of row {row}", part]):
                 raise LawBroken(
                     f"{verifier} with {policy} breaks law V: token {token} was written, which "
-                    f"{'its declared law' if verifier.declares_law else 'the target'} gives probability 0 there."
+                    f"{'its own law' if verifier.declares_law else 'the target'} gives probability 0 there."
                 )
     return watched.drafted, written
 
@@ -166,6 +168,8 @@ class _Watched(Verifier):
         self.declares_law, self.declared_law = verifier.declares_law, verifier.declared_law
         self.drafted = _Ranks(chance)
         self._rows: dict[int, tuple[int, Randomness]] = {}
+        self._written: dict[int, int] = {}
+        self._undrafted: dict[int, set[int]] = {}
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
         (outcome,) = self.verify_rows([tree], [target_probs], [rng])
@@ -178,7 +182,18 @@ class _Watched(Verifier):
             # A row is known by its stream, which is kept so that no other takes its name.
             row, _ = self._rows.setdefault(id(rng), (len(self._rows), rng))
             self._see(tree, row)
-        return self.verifier.verify_rows(trees, target_probs, rngs)
+        outcomes = self.verifier.verify_rows(trees, target_probs, rngs)
+        for tree, rng, outcome in zip(trees, rngs, outcomes, strict=True):
+            row, _ = self._rows[id(rng)]
+            begun = self._written.get(row, 0)
+            if len(tree) == 1:
+                self._undrafted.setdefault(row, set()).add(begun)
+            self._written[row] = begun + len(outcome.path)
+        return outcomes
+
+    def undrafted(self, row: int) -> set[int]:
+        """Returns the places in the text of `row` at which nothing was drafted."""
+        return self._undrafted.get(row, set())
 
     def _see(self, tree: TokenTree, row: int) -> None:
         tokens, depths = tree.tokens.tolist(), tree.depths.tolist()

@@ -82,7 +82,8 @@ def sglang_sampler(
         n = batch.draft_tokens.shape[1]
         if not (seeded or calls.greedy) and batch.uniforms.shape[1] < n + 2:
             raise InvalidInput(
-                f"{batch.uniforms.shape[1]} uniforms are too few for {n} drafted tokens; give uniforms={n + 2}."
+                f"{batch.uniforms.shape[1]} uniforms are too few for {n} drafted tokens; "
+                f"give uniforms={n + 2}."
             )
         emitted, count = calls.verified(batch, draft=told)
         if case.draft_tokens.ndim == 1:
@@ -126,9 +127,10 @@ class _Calls:
         except Exception as error:
             single = _in_float32(batch)
             if batch.target_probs.dtype != torch.float32 and self._runs(single, draft=draft):
+                what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
                 raise InvalidInput(
-                    f"{_NAME} fails on probabilities of {batch.target_probs.dtype} ({type(error).__name__}: "
-                    f"{error}) and takes float32; give dtype=torch.float32."
+                    f"{_NAME} fails on probabilities of {batch.target_probs.dtype} ({what}) and not on "
+                    "float32; give dtype=torch.float32."
                 ) from error
             raise
 
