@@ -197,9 +197,14 @@ def test_another_law_is_told(verifier: Any, check: str, words: str) -> None:
 
 def test_a_declared_law_is_looked_at_as_used() -> None:
     assert "as-used" in dict(verifier_checks(Mixture(), Mixture()))
-    assert "biases of" in assert_decoded_laws(FixedTree(2, 2), Contrastive())
     with pytest.raises(LawBroken, match="breaks law V: of the written tokens"):
         assert_decoded_laws(Chain(8), ForgetsInDeepTrees())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("verifier", RIGHT, ids=lambda verifier: type(verifier).__name__)
+def test_a_declared_law_holds_as_used(verifier: Any) -> None:
+    assert "biases of" in assert_decoded_laws(FixedTree(2, 2), verifier)
 
 
 def test_a_declared_law_is_proved_from_the_command_line(draftwood_app: Any) -> None:
