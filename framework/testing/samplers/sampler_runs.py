@@ -14,7 +14,7 @@ from draftwood.testing.diagnosis.intervals import CannotEnumerate, UnseenChance,
 from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.diagnosis.tree_text import tree_as_text
 from draftwood.testing.models.toy import NextTokenModel
-from draftwood.testing.proofs.enumerator import Enumerator, enumerate_outcomes
+from draftwood.testing.proofs.enumerator import BudgetExceeded, EndlessRun, Enumerator, enumerate_outcomes
 from draftwood.testing.proofs.hidden_randomness import drawn_from, process_states
 from draftwood.testing.proofs.lossless import target_law
 from draftwood.testing.samplers.sampler_cases import PROMPT, Draft, SamplerCase, likely_breaks
@@ -31,6 +31,12 @@ Text = tuple[int, ...]
 
 Emitted = dict[Text, float]
 """The law of what comes of one draft."""
+
+_MOST_OUTCOMES = 20_000
+"""Outcomes of one draft, at most: those of a tree of a few nodes over a few tokens are some hundreds."""
+
+_MOST_CHOICES = 200
+"""Choices by chance in one call, at most: a sampler that draws until a draw fits makes ever more."""
 
 
 @attrs.define(eq=False)
@@ -82,13 +88,18 @@ class CheckedSampler:
 
             before = process_states()
             text = run(rng)
+            if len(rng.taken) > _MOST_CHOICES:
+                raise CannotEnumerate(
+                    f"The sampler makes more than {_MOST_CHOICES} choices by chance in one call, as one that "
+                    "draws until a draw fits, so its outcomes cannot be listed; give samples=."
+                )
             again = Enumerator([outcome for outcome, _ in rng.taken])
             self._check_seen(before, same=run(again) == text and again.taken == rng.taken)
             return text
 
         outcomes: Iterable[tuple[float, Text]]
         if self.uniforms is None:
-            outcomes = enumerate_outcomes(with_chance)
+            outcomes = enumerate_outcomes(with_chance, budget=_MOST_OUTCOMES)
         else:
             outcomes = split_uniforms(
                 with_uniforms,
@@ -97,10 +108,16 @@ class CheckedSampler:
                 bits=53 if self.dtype == torch.float64 else 24,
                 seed=self.seed,
             )
-        for weight, text in outcomes:
-            law[text] = law.get(text, 0.0) + weight
-            if text == RAISED or _wrong(draft, text):
-                self.fault_chance = max(self.fault_chance, draft.weight * weight)
+        try:
+            for weight, text in outcomes:
+                law[text] = law.get(text, 0.0) + weight
+                if text == RAISED or _wrong(draft, text):
+                    self.fault_chance = max(self.fault_chance, draft.weight * weight)
+        except BudgetExceeded as error:
+            raise CannotEnumerate(
+                f"The sampler has more than {_MOST_OUTCOMES} outcomes for one draft; take fewer drafted "
+                "tokens or a smaller vocabulary, or give samples=."
+            ) from error
         return law
 
     def _check_seen(self, before: dict[str, object], *, same: bool) -> None:
@@ -177,6 +194,10 @@ class CheckedSampler:
             emitted = self.sampler(copied)
         except (CannotEnumerate, InvalidInput):
             raise
+        except EndlessRun as error:
+            raise CannotEnumerate(
+                f"{error} It may draw until a draw fits, or never end; give samples= to tell these apart."
+            ) from error
         except Exception as error:
             if _comes_of_enumeration(error):
                 raise CannotEnumerate(
