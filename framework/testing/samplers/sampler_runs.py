@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from traceback import walk_tb
 
@@ -34,6 +35,12 @@ Emitted = dict[Text, float]
 
 _MOST_OUTCOMES = 20_000
 """Outcomes of one draft, at most: those of a tree of a few nodes over a few tokens are some hundreds."""
+
+_BATCHES = (1, 3, 12, 100)
+"""Rows of one call, in turns: an engine's batch grows and shrinks, and its ends may be judged otherwise."""
+
+PLACES = ("first row of a batch", "last row of a batch")
+"""Rows of a batch that are judged apart too."""
 
 _MOST_CHOICES = 200
 """Choices by chance in one call, at most: a sampler that draws until a draw fits makes ever more."""
@@ -132,54 +139,75 @@ class CheckedSampler:
                 "be listed; give samples=, or look up torch.rand, random.random and their kin when it draws."
             )
 
-    def sampled(self, possible: Sequence[Draft], samples: int, batched: bool) -> list[dict[Text, int]]:
-        """Returns the counts of outcomes of every draft."""
-        counts: list[dict[Text, int]] = [{} for _ in possible]
+    def sampled(
+        self, possible: Sequence[Draft], samples: int, batched: bool
+    ) -> dict[str, list[dict[Text, int]]]:
+        """Returns the counts of outcomes of every draft: of all rows (""), and by `PLACES` in a batch."""
+        counts: dict[str, list[dict[Text, int]]] = {
+            place: [{} for _ in possible] for place in ("", *PLACES[: 2 * batched])
+        }
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             weights = torch.tensor([draft.weight for draft in possible], dtype=torch.float64)
             rows = torch.multinomial(weights, samples, replacement=True)
             judged = self._together(possible, rows) if batched else self._alone(possible, rows)
-            for index, text, count in judged:
-                counts[index][text] = counts[index].get(text, 0) + count
+            for index, text, count, place in judged:
+                for group in {"", place}:
+                    counted = counts[group][index]
+                    counted[text] = counted.get(text, 0) + count
         return counts
 
-    def _alone(self, possible: Sequence[Draft], rows: Tensor) -> Iterator[tuple[int, Text, int]]:
+    def _alone(self, possible: Sequence[Draft], rows: Tensor) -> Iterator[tuple[int, Text, int, str]]:
         for index in rows.tolist():
             u = torch.rand(self.uniforms or 0, dtype=self.dtype)
             draft = possible[index]
-            yield index, self._call(draft, attrs.evolve(draft.case, uniforms=u)), 1
+            yield index, self._call(draft, attrs.evolve(draft.case, uniforms=u)), 1, ""
 
-    def _together(self, possible: Sequence[Draft], rows: Tensor) -> Iterator[tuple[int, Text, int]]:
+    def _together(self, possible: Sequence[Draft], rows: Tensor) -> Iterator[tuple[int, Text, int, str]]:
         shapes: dict[tuple[int, ...], list[int]] = {}
         for index, draft in enumerate(possible):
             shapes.setdefault(tuple(draft.case.parents.tolist()), []).append(index)
         for indices in shapes.values():
             cases = [possible[index].case for index in indices]
+            stacked = {
+                name: torch.stack([getattr(case, name) for case in cases])
+                for name in ("draft_tokens", "target_probs", "draft_probs", "target_logits")
+            }
             mine = rows[torch.isin(rows, torch.tensor(indices))]
-            at = torch.searchsorted(torch.tensor(indices), mine)
-            batch = attrs.evolve(
-                cases[0],
-                draft_tokens=torch.stack([case.draft_tokens for case in cases])[at],
-                target_probs=torch.stack([case.target_probs for case in cases])[at],
-                draft_probs=torch.stack([case.draft_probs for case in cases])[at],
-                target_logits=torch.stack([case.target_logits for case in cases])[at],
-                settings=tuple(cases[index].settings[0] for index in at.tolist()),
-                uniforms=torch.rand(len(at), self.uniforms or 0, dtype=self.dtype),
-            )
-            self.calls += len(at)
-            emitted = torch.as_tensor(self.sampler(batch))
-            if emitted.ndim != 2 or len(emitted) != len(mine):
-                raise LawBroken(
-                    f"The sampler returns {tuple(emitted.shape)} for a batch of {len(mine)} drafts."
+            judged = []
+            for part in mine.split(_batch_sizes(len(mine))):
+                at = torch.searchsorted(torch.tensor(indices), part)
+                batch = attrs.evolve(
+                    cases[0],
+                    settings=tuple(cases[index].settings[0] for index in at.tolist()),
+                    uniforms=torch.rand(len(at), self.uniforms or 0, dtype=self.dtype),
+                    **{name: tensors[at] for name, tensors in stacked.items()},
                 )
-            distinct, counts = torch.cat([mine.unsqueeze(1), emitted.long()], 1).unique(
-                dim=0, return_counts=True
-            )
-            for (index, *row), count in zip(distinct.tolist(), counts.tolist(), strict=True):
+                judged.append(self._batch(batch, part))
+            most = max((emitted.shape[1] for emitted in judged), default=0)
+            padded = [
+                torch.nn.functional.pad(emitted, (0, most - emitted.shape[1]), value=-1) for emitted in judged
+            ]
+            if not padded:
+                continue
+            distinct, counts = torch.cat(padded).unique(dim=0, return_counts=True)
+            for (index, place, *row), count in zip(distinct.tolist(), counts.tolist(), strict=True):
                 text = tuple(token for token in row if token >= 0)
                 self._judge(possible[index], text)
-                yield index, text, count
+                yield index, text, count, ("", *PLACES)[place]
+
+    def _batch(self, batch: SamplerCase, drafts: Tensor) -> Tensor:
+        """Returns a line for each row of a batch: its draft, its place among `PLACES`, its tokens."""
+        self.calls += len(drafts)
+        emitted = torch.as_tensor(self.sampler(batch))
+        if emitted.ndim != 2 or len(emitted) != len(drafts):
+            raise LawBroken(
+                f"The sampler returns {tuple(emitted.shape)} for a batch of {len(drafts)} drafts."
+            )
+        places = torch.zeros_like(drafts)
+        if len(drafts) > 1:
+            places[0], places[-1] = 1, 2
+        return torch.cat([drafts.unsqueeze(1), places.unsqueeze(1), emitted.long()], 1)
 
     def _call(self, draft: Draft, case: SamplerCase) -> Text:
         self.calls += 1
@@ -218,6 +246,17 @@ class CheckedSampler:
             has_uniforms = case is not None and len(case.uniforms)
             at = f" at the uniforms {case.uniforms.tolist()}" if has_uniforms and case is not None else ""
             self.fault = f"{what}{at}, on the draft\n{tree_as_text(draft.tree, draft.target_probs)}"
+
+
+def _batch_sizes(rows: int) -> list[int]:
+    """Returns the numbers of rows of the calls that judge so many."""
+    sizes: list[int] = []
+    for size in itertools.cycle(_BATCHES):
+        left = rows - sum(sizes)
+        if left <= size:
+            return [*sizes, left] if left else sizes
+        sizes.append(size)
+    return sizes
 
 
 def _wrong(draft: Draft, text: Text) -> str:
