@@ -1,4 +1,4 @@
-"""Right samplers written in odd ways, which pass or get no verdict; wrong ones with rare faults, all caught."""
+"""Right samplers written in odd ways pass or get no verdict; wrong ones with rare faults are caught."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ Emitted = dict[Text, float]
 """The law of what comes of one draft."""
 
 _MOST_OUTCOMES = 20_000
-"""Outcomes of one draft, at most: those of a tree of a few nodes over a few tokens are some hundreds."""
+"""Outcomes of one draft, at most: a tree of a few nodes over a few tokens has some hundreds."""
 
 _BATCHES = (1, 3, 12, 100)
 """Rows of one call, in turns: an engine's batch grows and shrinks, and its ends may be judged otherwise."""
