@@ -251,9 +251,18 @@ WRONG: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+NAMED = {
+    "where the filter cut the token": "of a token that the target forbids it draws from the target",
+    "where a token is 0": "with the number 0 is always rejected",
+    "the target in half precision": "the target's probabilities are rounded to float16",
+    "all accepted": "comes from the first row",
+}
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_a_rare_fault_is_caught(name: str) -> None:
     sampler, options = WRONG[name]
     with pytest.raises(LawBroken) as caught:
         prove_sampler(sampler, **{"models": FEW} | options)
+    assert NAMED.get(name, "") in (caught.value.likely or "")
     assert ("row of a batch" in str(caught.value)) == name.endswith("row of a batch")

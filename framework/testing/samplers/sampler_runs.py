@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood.base.errors import InvalidDistribution, InvalidInput
+from draftwood.base.errors import DraftwoodError, InvalidDistribution, InvalidInput
 from draftwood.testing.diagnosis.intervals import CannotEnumerate, UnseenChance, split_uniforms
 from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.diagnosis.tree_text import tree_as_text
@@ -199,7 +199,14 @@ class CheckedSampler:
     def _batch(self, batch: SamplerCase, drafts: Tensor) -> Tensor:
         """Returns a line for each row of a batch: its draft, its place among `PLACES`, its tokens."""
         self.calls += len(drafts)
-        emitted = torch.as_tensor(self.sampler(batch))
+        try:
+            emitted = torch.as_tensor(self.sampler(batch))
+        except (DraftwoodError, ImportError):
+            raise
+        except Exception as error:
+            raise LawBroken(
+                f"The sampler raises ({type(error).__name__}: {error}) on a batch of {len(drafts)} drafts."
+            ) from error
         if emitted.ndim != 2 or len(emitted) != len(drafts):
             raise LawBroken(
                 f"The sampler returns {tuple(emitted.shape)} for a batch of {len(drafts)} drafts."
