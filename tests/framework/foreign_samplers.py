@@ -70,7 +70,6 @@ def vllm(
     """
     rows, vocab = len(num_draft_tokens), target_probs.shape[-1]
     assert len(sampling_metadata.temperature) == rows
-    assert not sampling_metadata.all_greedy
     lengths = torch.tensor(num_draft_tokens)
     starts = torch.as_tensor(cu_num_draft_tokens) - lengths
     if draft_probs is None:
