@@ -81,7 +81,7 @@ def vllm(
         coins[row] = torch.rand(max_spec_len, generator=generator)
         if mistake == "seed used twice":
             generator.set_state(state)
-        noise[row].exponential_(generator=generator)
+        noise[row] = -torch.log1p(-torch.rand(vocab, generator=generator))
     out = torch.full((rows, max_spec_len + 1), -1)
     going = torch.ones(rows, dtype=torch.bool)
     for index in range(max_spec_len):
