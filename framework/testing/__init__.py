@@ -24,10 +24,11 @@ from draftwood.testing.proofs.lossless import (
     target_law,
 )
 from draftwood.testing.proofs.proposal_law import assert_proposal_law
-from draftwood.testing.samplers.engine_samplers import sglang_sampler, transformers_sampler
 from draftwood.testing.samplers.sampler_cases import SamplerCase, sampler_models
 from draftwood.testing.samplers.sampler_proof import SamplerReport, measure_sampler, prove_sampler
+from draftwood.testing.samplers.sglang_samplers import sglang_sampler
 from draftwood.testing.samplers.torch_randomness import torch_law, torch_randomness
+from draftwood.testing.samplers.transformers_sampler import transformers_sampler
 from draftwood.testing.samplers.vllm_samplers import vllm_runner_sampler, vllm_sampler
 
 __all__ = [

@@ -64,15 +64,24 @@ def vllm(
     sampling_metadata,
     mistake="",
 ):
-    """The signature of vLLM's rejection sampler; recovered tokens by exponential noise, a draw a row."""
+    """The signature of vLLM's rejection sampler; recovered tokens by exponential noise, a draw a row.
+
+    A drafted token of -1 is padding and rejected; a row with a generator draws from that.
+    """
     rows, vocab = len(num_draft_tokens), target_probs.shape[-1]
     assert len(sampling_metadata.temperature) == rows
-    assert not sampling_metadata.all_greedy
     lengths = torch.tensor(num_draft_tokens)
     starts = torch.as_tensor(cu_num_draft_tokens) - lengths
     if draft_probs is None:
-        draft_probs = torch.nn.functional.one_hot(draft_token_ids, vocab).to(target_probs)
-    noise = torch.empty(rows, vocab).exponential_()
+        certain = torch.nn.functional.one_hot(draft_token_ids.clamp(min=0), vocab).to(target_probs)
+        draft_probs = certain.masked_fill((draft_token_ids < 0).unsqueeze(1), 0)
+    coins, noise = torch.rand(rows, max_spec_len), torch.empty(rows, vocab).exponential_()
+    for row, generator in sampling_metadata.generators.items():
+        state = generator.get_state()
+        coins[row] = torch.rand(max_spec_len, generator=generator)
+        if mistake == "seed used twice":
+            generator.set_state(state)
+        noise[row] = -torch.log1p(-torch.rand(vocab, generator=generator))
     out = torch.full((rows, max_spec_len + 1), -1)
     going = torch.ones(rows, dtype=torch.bool)
     for index in range(max_spec_len):
@@ -80,7 +89,9 @@ def vllm(
         at = (starts + index)[live]
         token = draft_token_ids[at]
         p = target_probs[at, token] / draft_probs[at, token]
-        coin = torch.rand(len(at))
+        if mistake != "padding judged":
+            p = p.masked_fill(token < 0, 0.0)
+        coin = coins[live, index]
         if mistake == "noise reused":
             coin = 1 - torch.exp(-noise[live, token])
         accepted = coin < p

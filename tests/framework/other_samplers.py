@@ -153,7 +153,8 @@ def spectr(case: SamplerCase) -> Any:
             return [token, int(torch.multinomial(case.target_probs[index + 1], 1))]
     kept = torch.minimum(draft, target / count)
     hit = kept.sum()
-    left = target - kept * (1 - (1 - hit) ** count) / hit
+    accepted = (1 - (1 - hit) ** count) / hit if hit > 0 else count
+    left = target - kept * accepted
     return [int(torch.multinomial(left.clamp(min=0), 1))]
 
 

@@ -29,6 +29,8 @@ from draftwood.testing import (
     kept_law,
     target_law,
 )
+from draftwood.testing.checks.verifier_checks import verifier_checks
+from draftwood.testing.proofs.decoded_laws import assert_decoded_laws
 from draftwood.verifiers import Typical
 from tests.thorough import marks_unless
 
@@ -128,6 +130,14 @@ class BonusOfTheTarget(Mixture):
         return outcome
 
 
+class ForgetsInDeepTrees(Mixture):
+    """Wrong in trees deeper than those that are enumerated."""
+
+    def verify(self, tree, target_probs, rng):
+        judge = NoResidual() if tree.depth > 4 else Mixture()
+        return judge.verify(tree, target_probs, rng)
+
+
 class NoLaw(Mixture):
     """Declares what is no distribution."""
 
@@ -183,6 +193,18 @@ def test_another_law_is_told(verifier: Any, check: str, words: str) -> None:
     named = dict(checks_for(verifier, models=0))
     with pytest.raises(LawBroken, match=words):
         named[check]()
+
+
+def test_a_declared_law_is_looked_at_as_used() -> None:
+    assert "as-used" in dict(verifier_checks(Mixture(), Mixture()))
+    with pytest.raises(LawBroken, match="breaks law V: of the written tokens"):
+        assert_decoded_laws(Chain(8), ForgetsInDeepTrees())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("verifier", RIGHT, ids=lambda verifier: type(verifier).__name__)
+def test_a_declared_law_holds_as_used(verifier: Any) -> None:
+    assert "biases of" in assert_decoded_laws(FixedTree(2, 2), verifier)
 
 
 def test_a_declared_law_is_proved_from_the_command_line(draftwood_app: Any) -> None:

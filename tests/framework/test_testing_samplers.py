@@ -170,6 +170,18 @@ def test_vllms_signature_is_proved_by_samples():
     assert report.p_value > 0.001
 
 
+@pytest.mark.parametrize(
+    ("options", "mistake"), [({"padded": True}, "padding judged"), ({"seeded": True}, "seed used twice")]
+)
+def test_vllms_padded_drafts_and_rows_with_seeds(options, mistake):
+    report: Any = prove_sampler(vllm_sampler(foreign.vllm, **options), **VLLM)
+    assert report.p_value > 1e-6
+    # One row in three has a seed, so that more samples are needed to see what only these rows do.
+    wrong = vllm_sampler(partial(foreign.vllm, mistake=mistake), **options)
+    with pytest.raises(LawBroken):
+        prove_sampler(wrong, **VLLM | {"samples": 200_000})
+
+
 @pytest.mark.parametrize("mistake", ["noise reused", "target for residual"])
 def test_mistakes_behind_vllms_signature_are_caught(mistake):
     with pytest.raises(LawBroken, match=r"is biased \(p = \S+\): tokens"):
@@ -310,5 +322,7 @@ def test_adapters_say_what_they_need():
         prove_sampler(vllm_sampler(foreign.vllm))
     with pytest.raises(InvalidInput, match="2 uniforms are too few for 2 drafted tokens; give uniforms=4"):
         prove_sampler(sglang_sampler(foreign.sglang), uniforms=2)
+    with pytest.raises(InvalidInput, match="padded=True fills the rows that ragged=True cuts"):
+        vllm_sampler(foreign.vllm, ragged=False, padded=True)
     with pytest.raises(InvalidInput, match="target is 'odds'; give 'probs' or 'logits'"):
         vllm_sampler(foreign.vllm, target="odds")  # type: ignore[arg-type]

@@ -99,7 +99,7 @@ def verifier_checks(
             yield f"lossiness-{law.__name__}", partial(check_lossiness, verifier, law)
     yield "bad-input", partial(check_bad_input, verifier)
     yield "together", partial(check_together, verifier)
-    if used is not None and used.lossless and not used.greedy:
+    if used is not None and (used.lossless or used.declares_law) and not used.greedy:
         yield "as-used", partial(check_as_used, used)
 
 
@@ -122,7 +122,7 @@ _LARGE: tuple[tuple[str, dict[str, int]], ...] = (
 
 
 def check_as_used(verifier: Verifier, models: int) -> str:
-    """On trees as large as are used, samples of written tokens have the target's law."""
+    """On trees as large as are used, samples of written tokens have the target's law, or the declared one."""
     for name, options in _LARGE:
         policy = registry.create("policies", name, options)
         if fits(policy, verifier):

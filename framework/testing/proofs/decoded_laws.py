@@ -22,6 +22,7 @@ from draftwood.testing.models.proof_models import ProofModels, proof_models
 from draftwood.testing.models.row_views import TOY_COSTS
 from draftwood.testing.models.small_strategies import toy_drafter
 from draftwood.testing.models.toy import ToyBackend
+from draftwood.testing.proofs.kept_law import kept_model
 from draftwood.trees.outcome import Outcome
 from draftwood.trees.tree import TokenTree
 
@@ -46,8 +47,8 @@ def assert_decoded_laws(policy: TreePolicy, verifier: Verifier, *, seed: int = 0
     uniform in [0, 1), whatever came before. The ranks of a run are tested by chi-square: of drafted tokens in
     all, by depth, by number among siblings, by node and by row; of written tokens in all, by
     row and by the text's length. So any settings can be looked at, and a bias of some size is seen; needs
-    scipy. Written tokens are those that decoding returns, and their law is the target model's own, so that
-    faults of everything between the two are seen.
+    scipy. Written tokens are those that decoding returns, and their law is the target model's own, or the one
+    that the verifier declares, so that faults of everything between the two are seen.
 
     Returns:
         What was drawn, and the smallest bias that would have been seen.
@@ -142,14 +143,17 @@ def _run(
     )
     assert isinstance(generation, Generation)
     written = _Ranks(chance)
+    kept = kept_model(verifier, toys.target, toys.drafts)
     for row, (prompt, text) in enumerate(zip(prompts, generation.tokens, strict=True)):
         for place, token in enumerate(text):
             part = f"in quarter {1 + 4 * place // tokens} of the texts"
-            law = toys.target.probs([*prompt, *text[:place]], temperature)
+            # A verifier knows the draft's distribution only where something was drafted.
+            model = toys.target if place in watched.undrafted(row) else kept
+            law = model.probs([*prompt, *text[:place]], temperature)
             if not written.see(token, law, [f"of row {row}", part]):
                 raise LawBroken(
-                    f"{verifier} with {policy} breaks law V: token {token} was written, which the target "
-                    "gives probability 0 there."
+                    f"{verifier} with {policy} breaks law V: token {token} was written, which "
+                    f"{'its own law' if verifier.declares_law else 'the target'} gives probability 0 there."
                 )
     return watched.drafted, written
 
@@ -161,8 +165,11 @@ class _Watched(Verifier):
         self.policy, self.verifier = policy, verifier
         self.laws, self.lossless, self.adaptive = verifier.laws, verifier.lossless, verifier.adaptive
         self.branches, self.greedy = verifier.branches, verifier.greedy
+        self.declares_law, self.declared_law = verifier.declares_law, verifier.declared_law
         self.drafted = _Ranks(chance)
         self._rows: dict[int, tuple[int, Randomness]] = {}
+        self._written: dict[int, int] = {}
+        self._undrafted: dict[int, set[int]] = {}
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
         (outcome,) = self.verify_rows([tree], [target_probs], [rng])
@@ -175,7 +182,18 @@ class _Watched(Verifier):
             # A row is known by its stream, which is kept so that no other takes its name.
             row, _ = self._rows.setdefault(id(rng), (len(self._rows), rng))
             self._see(tree, row)
-        return self.verifier.verify_rows(trees, target_probs, rngs)
+        outcomes = self.verifier.verify_rows(trees, target_probs, rngs)
+        for tree, rng, outcome in zip(trees, rngs, outcomes, strict=True):
+            row, _ = self._rows[id(rng)]
+            begun = self._written.get(row, 0)
+            if len(tree) == 1:
+                self._undrafted.setdefault(row, set()).add(begun)
+            self._written[row] = begun + len(outcome.path)
+        return outcomes
+
+    def undrafted(self, row: int) -> set[int]:
+        """Returns the places in the text of `row` at which nothing was drafted."""
+        return self._undrafted.get(row, set())
 
     def _see(self, tree: TokenTree, row: int) -> None:
         tokens, depths = tree.tokens.tolist(), tree.depths.tolist()

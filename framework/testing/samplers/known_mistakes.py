@@ -168,6 +168,22 @@ def _filtered_later(kept: int, parts: tuple[str, ...]) -> Mistake:
     )
 
 
+def _rounded(dtype: torch.dtype, sides: tuple[str, ...]) -> Mistake:
+    """Returns the mistake of probabilities that are rounded to `dtype`, on these sides."""
+
+    def seen(step: Step) -> Step:
+        return attrs.evolve(step, **{side: getattr(step, side).to(dtype).double() for side in sides})
+
+    whose = {("targets",): "the target's", ("drafts",): "the draft's"}.get(sides, "all")
+    name = str(dtype).removeprefix("torch.")
+    return Mistake(
+        f"{whose} probabilities are rounded to {name} before the test; make them in float32.",
+        ratio=lambda step: _ratio(seen(step)),
+        left=lambda step: _residual(seen(step)),
+        last=lambda step: seen(step).targets[-1],
+    )
+
+
 KNOWN = (
     Mistake(
         "after a rejection it draws from the target; draw from the residual max(T - D, 0).",
@@ -305,6 +321,20 @@ KNOWN = (
         last=lambda step: _residual(step),
     ),
     *(_other_draft_row(by, parts) for by in (1, -1) for parts in (("ratio", "left"), ("ratio",), ("left",))),
+    *(
+        _rounded(dtype, sides)
+        for dtype in (torch.float16, torch.bfloat16)
+        for sides in (("targets",), ("drafts",), ("targets", "drafts"))
+    ),
+    Mistake(
+        "a drafted token with the number 0 is always rejected, as if it were padding; test it as any other.",
+        ratio=lambda step: _ratio(step) if step.token else 0.0,
+    ),
+    Mistake(
+        "after a rejection of a token that the target forbids it draws from the target; draw from "
+        "the residual there too.",
+        left=lambda step: _residual(step) if float(step.target[step.token]) > 0 else step.target,
+    ),
     *(
         _filtered_later(kept, parts)
         for kept in range(2, 8)

@@ -270,6 +270,11 @@ class LazyNumber:
 
         return self.applied(clamp, 1, self.form if kept else None, self.rate if kept else 1.0)
 
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func is np.searchsorted:
+            return searched(*args, **kwargs)
+        raise CannotEnumerate(f"A random number is given to numpy's {func.__name__}; give samples=.")
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -326,6 +331,21 @@ class LazyNumber:
         if isinstance(other, LazyNumber):
             raise CannotEnumerate("Two random numbers are compared with each other; give samples=.")
         return _number(other)
+
+
+def searched(heights: Any, numbers: Any, side: str = "left", sorter: Any = None) -> Any:
+    """Returns the places of random numbers among ascending heights, as `numpy.searchsorted` does."""
+    found = np.asarray(heights)
+    if found.ndim != 1 or found.dtype == object or sorter is not None:
+        raise CannotEnumerate("Random numbers are searched in other than one row of heights; give samples=.")
+
+    def at(number: Any) -> int:
+        below = (number < height if side == "right" else number <= height for height in found.tolist())
+        return next((place for place, holds in enumerate(below) if holds), len(found))
+
+    if isinstance(numbers, LazyNumber):
+        return at(numbers)
+    return np.vectorize(at, otypes=[np.int64])(np.asarray(numbers))
 
 
 def _number(other: Any) -> Any:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.testing.diagnosis.intervals import CannotEnumerate
-from draftwood.testing.samplers.lazy_numbers import LazyNumber
+from draftwood.testing.samplers.lazy_numbers import LazyNumber, searched
 
 Numbers = NDArray[Any]
 """An array of `LazyNumber` and numbers."""
@@ -136,6 +136,8 @@ class LazyArray(np.ndarray[Any, Any]):
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func in (np.argmax, np.argmin) and isinstance(args[0], LazyArray):
             return getattr(args[0], func.__name__)(*args[1:], **kwargs)
+        if func is np.searchsorted:
+            return searched(*args, **kwargs)
         return super().__array_function__(func, types, args, kwargs)
 
 
@@ -178,7 +180,8 @@ def _answer(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         return _combined(bare.removeprefix("r") if reflected else bare, args, options, reflected, in_place)
     if bare in _COMPARED:
         left, right = (entries(one) for one in args[:2])
-        found = _COMPARED[bare](left, right)
+        with np.errstate(divide="ignore", invalid="ignore"):  # a test of log(0) is no fault of the sampler
+            found = _COMPARED[bare](left, right)
         return torch.tensor(np.asarray(found, dtype=bool), device=_lazy(args).device)
     if bare in _UNARY:
         return _like(_UNARY[bare](entries(args[0])), args[0], in_place)
@@ -332,18 +335,10 @@ def _item(one: LazyTensor) -> Any:
 
 
 def _searched(heights: Tensor, one: Any, *, right: bool = False, side: str | None = None, **_: Any) -> Tensor:
-    found = heights.detach().cpu().tolist()
-    if heights.ndim != 1 or not isinstance(one, LazyTensor):
-        raise CannotEnumerate("Random numbers are searched in rows of heights; give samples=.")
-    right = side == "right" if side is not None else right
-
-    def at(number: Any) -> int:
-        below = (
-            place for place, height in enumerate(found) if (number < height if right else number <= height)
-        )
-        return next(below, len(found))
-
-    return torch.tensor(np.vectorize(at, otypes=[np.int64])(one.numbers), device=one.device)
+    if not isinstance(one, LazyTensor):
+        raise CannotEnumerate("Numbers are searched in random heights; give samples=.")
+    side = side or ("right" if right else "left")
+    return torch.as_tensor(searched(heights.detach().cpu(), one.numbers, side), device=one.device)
 
 
 def _floor(one: LazyTensor) -> Tensor:

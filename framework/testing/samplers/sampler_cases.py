@@ -110,7 +110,7 @@ def sampler_models(vocab_size: int = 3, *, seed: int = 0) -> dict[str, tuple[Nex
         "plain": (plain, model(2)),
         "sharp": (model(3, sharpness=5.0), model(4, sharpness=5.0)),
         "flat": (model(6, sharpness=0.2), model(7, sharpness=0.2)),
-        "a target that forbids tokens": (model(5, sparsity=0.5), model(2)),
+        "a target that forbids tokens": (model(40, sparsity=0.5), model(2)),
         "a draft that lacks tokens": (plain, model(8, sparsity=0.5)),
         "both one-hot": (model(9, sparsity=1.0), model(10, sparsity=1.0)),
         "draft and target equal": (plain, plain),

@@ -239,7 +239,8 @@ def measure_sampler(
         uniforms: how many the sampler takes; with `samples` they are drawn.
         samples: how many to draw for each model.
         batched: the sampler judges a batch: every tensor of its case but `parents` has one dimension more
-            in front. With `samples` only.
+            in front, of 1, 3, 12 and 100 rows in turn. The first and the last rows of batches are tested
+            apart too. With `samples` only.
         vocab_size: of the models; at least 2.
         models: pairs of target and draft by name; None: `sampler_models(vocab_size)`.
         dtype: of the probabilities and uniforms that the sampler gets.
@@ -271,32 +272,34 @@ def measure_sampler(
         # Rows of all settings are judged together, as in an engine's batch.
         together = [drawn for group in groups for drawn in group]
         tokens = max(drawn.tree.depth for drawn in together) + 1
-        counted = None if samples is None else checked.sampled(together, samples, batched)
+        counted = {} if samples is None else checked.sampled(together, samples, batched)
         begin = 0
         for one, possible in zip(settings, groups, strict=True):
             name = model if one == PLAIN else f"{model}, {_told(one)}"
             settled_target = possible[0].target
             expected_law = target_law(settled_target, prompt=PROMPT, tokens=tokens)
-            if counted is None:
+            if samples is None:
                 emitted = [checked.enumerated(drawn) for drawn in possible]
                 law_found = JointLaw(continued(possible, emitted, settled_target, tokens), 0.0, 0)
             else:
-                counts = counted[begin : begin + len(possible)]
+                here = slice(begin, begin + len(possible))
                 begin += len(possible)
-                texts = written_on(counts, settled_target, tokens, seed)
-                tests.append(chi_square_test(texts, expected_law, models=len(named_models) * len(settings)))
-                rows = sum(texts.values())
-                law_found = JointLaw({text: count / rows for text, count in texts.items()}, 0.0, 0)
-                emitted = [
-                    {text: count / sum(drawn.values()) for text, count in drawn.items()} for drawn in counts
-                ]
+                groups_tested = len(named_models) * len(settings) * len(counted)
+                for place, of_place in counted.items():
+                    texts = written_on(of_place[here], settled_target, tokens, seed)
+                    found = chi_square_test(texts, expected_law, models=groups_tested)
+                    # How small a bias would be seen is said of all rows.
+                    tests.append(attrs.evolve(found, smallest_bias=0.0) if place else found)
+                    if not place:
+                        law_found, emitted = _shares(texts), _shares_by_draft(of_place[here])
+                    elif found.p_value < SIGNIFICANCE / groups_tested:
+                        where = f"{name}, {place}"
+                        law_there, emitted_there = _shares(texts), _shares_by_draft(of_place[here])
+                        errors[where] = law_there.error(expected_law)
+                        expected[where] = _mean_tokens(possible, emitted_there)
+                        worst.see(where, law_there, expected_law, possible, emitted_there)
             errors[name] = law_found.error(expected_law)
-            expected[name] = sum(
-                drawn.weight * chance * len(text)
-                for drawn, law_of_one in zip(possible, emitted, strict=True)
-                for text, chance in law_of_one.items()
-                if text != RAISED
-            )
+            expected[name] = _mean_tokens(possible, emitted)
             worst.see(name, law_found, expected_law, possible, emitted)
     return SamplerReport(
         errors=errors,
@@ -312,6 +315,24 @@ def measure_sampler(
         # Uniforms of bfloat16 or float16 bias a sampler: theirs is no rounding error that one may have.
         tolerance=(1e-9 if dtype == torch.float64 else 1e-6) + min(checked.resolution, _FINE),
     )
+
+
+def _shares(texts: dict[Text, int]) -> JointLaw:
+    rows = sum(texts.values())
+    return JointLaw({text: count / max(rows, 1) for text, count in texts.items()}, 0.0, 0)
+
+
+def _mean_tokens(possible: Sequence[Draft], emitted: Sequence[Emitted]) -> float:
+    return sum(
+        drawn.weight * chance * len(text)
+        for drawn, law_of_one in zip(possible, emitted, strict=True)
+        for text, chance in law_of_one.items()
+        if text != RAISED
+    )
+
+
+def _shares_by_draft(counts: Sequence[dict[Text, int]]) -> list[Emitted]:
+    return [{text: count / sum(drawn.values()) for text, count in drawn.items()} for drawn in counts]
 
 
 @attrs.define(eq=False)

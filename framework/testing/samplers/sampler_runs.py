@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from traceback import walk_tb
 
@@ -9,12 +10,12 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood.base.errors import InvalidDistribution, InvalidInput
+from draftwood.base.errors import DraftwoodError, InvalidDistribution, InvalidInput
 from draftwood.testing.diagnosis.intervals import CannotEnumerate, UnseenChance, split_uniforms
 from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.diagnosis.tree_text import tree_as_text
 from draftwood.testing.models.toy import NextTokenModel
-from draftwood.testing.proofs.enumerator import Enumerator, enumerate_outcomes
+from draftwood.testing.proofs.enumerator import BudgetExceeded, EndlessRun, Enumerator, enumerate_outcomes
 from draftwood.testing.proofs.hidden_randomness import drawn_from, process_states
 from draftwood.testing.proofs.lossless import target_law
 from draftwood.testing.samplers.sampler_cases import PROMPT, Draft, SamplerCase, likely_breaks
@@ -31,6 +32,18 @@ Text = tuple[int, ...]
 
 Emitted = dict[Text, float]
 """The law of what comes of one draft."""
+
+_MOST_OUTCOMES = 20_000
+"""Outcomes of one draft, at most: a tree of a few nodes over a few tokens has some hundreds."""
+
+_BATCHES = (1, 3, 12, 100)
+"""Rows of one call, in turns: an engine's batch grows and shrinks, and its ends may be judged otherwise."""
+
+PLACES = ("first row of a batch", "last row of a batch")
+"""Rows of a batch that are judged apart too."""
+
+_MOST_CHOICES = 200
+"""Choices by chance in one call, at most: a sampler that draws until a draw fits makes ever more."""
 
 
 @attrs.define(eq=False)
@@ -82,13 +95,18 @@ class CheckedSampler:
 
             before = process_states()
             text = run(rng)
+            if len(rng.taken) > _MOST_CHOICES:
+                raise CannotEnumerate(
+                    f"The sampler makes more than {_MOST_CHOICES} choices by chance in one call, as one that "
+                    "draws until a draw fits, so its outcomes cannot be listed; give samples=."
+                )
             again = Enumerator([outcome for outcome, _ in rng.taken])
             self._check_seen(before, same=run(again) == text and again.taken == rng.taken)
             return text
 
         outcomes: Iterable[tuple[float, Text]]
         if self.uniforms is None:
-            outcomes = enumerate_outcomes(with_chance)
+            outcomes = enumerate_outcomes(with_chance, budget=_MOST_OUTCOMES)
         else:
             outcomes = split_uniforms(
                 with_uniforms,
@@ -97,10 +115,16 @@ class CheckedSampler:
                 bits=53 if self.dtype == torch.float64 else 24,
                 seed=self.seed,
             )
-        for weight, text in outcomes:
-            law[text] = law.get(text, 0.0) + weight
-            if text == RAISED or _wrong(draft, text):
-                self.fault_chance = max(self.fault_chance, draft.weight * weight)
+        try:
+            for weight, text in outcomes:
+                law[text] = law.get(text, 0.0) + weight
+                if text == RAISED or _wrong(draft, text):
+                    self.fault_chance = max(self.fault_chance, draft.weight * weight)
+        except BudgetExceeded as error:
+            raise CannotEnumerate(
+                f"The sampler has more than {_MOST_OUTCOMES} outcomes for one draft; take fewer drafted "
+                "tokens or a smaller vocabulary, or give samples=."
+            ) from error
         return law
 
     def _check_seen(self, before: dict[str, object], *, same: bool) -> None:
@@ -115,54 +139,82 @@ class CheckedSampler:
                 "be listed; give samples=, or look up torch.rand, random.random and their kin when it draws."
             )
 
-    def sampled(self, possible: Sequence[Draft], samples: int, batched: bool) -> list[dict[Text, int]]:
-        """Returns the counts of outcomes of every draft."""
-        counts: list[dict[Text, int]] = [{} for _ in possible]
+    def sampled(
+        self, possible: Sequence[Draft], samples: int, batched: bool
+    ) -> dict[str, list[dict[Text, int]]]:
+        """Returns the counts of outcomes of every draft: of all rows (""), and by `PLACES` in a batch."""
+        counts: dict[str, list[dict[Text, int]]] = {
+            place: [{} for _ in possible] for place in ("", *PLACES[: 2 * batched])
+        }
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             weights = torch.tensor([draft.weight for draft in possible], dtype=torch.float64)
             rows = torch.multinomial(weights, samples, replacement=True)
             judged = self._together(possible, rows) if batched else self._alone(possible, rows)
-            for index, text, count in judged:
-                counts[index][text] = counts[index].get(text, 0) + count
+            for index, text, count, place in judged:
+                for group in {"", place}:
+                    counted = counts[group][index]
+                    counted[text] = counted.get(text, 0) + count
         return counts
 
-    def _alone(self, possible: Sequence[Draft], rows: Tensor) -> Iterator[tuple[int, Text, int]]:
+    def _alone(self, possible: Sequence[Draft], rows: Tensor) -> Iterator[tuple[int, Text, int, str]]:
         for index in rows.tolist():
             u = torch.rand(self.uniforms or 0, dtype=self.dtype)
             draft = possible[index]
-            yield index, self._call(draft, attrs.evolve(draft.case, uniforms=u)), 1
+            yield index, self._call(draft, attrs.evolve(draft.case, uniforms=u)), 1, ""
 
-    def _together(self, possible: Sequence[Draft], rows: Tensor) -> Iterator[tuple[int, Text, int]]:
+    def _together(self, possible: Sequence[Draft], rows: Tensor) -> Iterator[tuple[int, Text, int, str]]:
         shapes: dict[tuple[int, ...], list[int]] = {}
         for index, draft in enumerate(possible):
             shapes.setdefault(tuple(draft.case.parents.tolist()), []).append(index)
         for indices in shapes.values():
             cases = [possible[index].case for index in indices]
+            stacked = {
+                name: torch.stack([getattr(case, name) for case in cases])
+                for name in ("draft_tokens", "target_probs", "draft_probs", "target_logits")
+            }
             mine = rows[torch.isin(rows, torch.tensor(indices))]
-            at = torch.searchsorted(torch.tensor(indices), mine)
-            batch = attrs.evolve(
-                cases[0],
-                draft_tokens=torch.stack([case.draft_tokens for case in cases])[at],
-                target_probs=torch.stack([case.target_probs for case in cases])[at],
-                draft_probs=torch.stack([case.draft_probs for case in cases])[at],
-                target_logits=torch.stack([case.target_logits for case in cases])[at],
-                settings=tuple(cases[index].settings[0] for index in at.tolist()),
-                uniforms=torch.rand(len(at), self.uniforms or 0, dtype=self.dtype),
-            )
-            self.calls += len(at)
-            emitted = torch.as_tensor(self.sampler(batch))
-            if emitted.ndim != 2 or len(emitted) != len(mine):
-                raise LawBroken(
-                    f"The sampler returns {tuple(emitted.shape)} for a batch of {len(mine)} drafts."
+            judged = []
+            for part in mine.split(_batch_sizes(len(mine))):
+                at = torch.searchsorted(torch.tensor(indices), part)
+                batch = attrs.evolve(
+                    cases[0],
+                    settings=tuple(cases[index].settings[0] for index in at.tolist()),
+                    uniforms=torch.rand(len(at), self.uniforms or 0, dtype=self.dtype),
+                    **{name: tensors[at] for name, tensors in stacked.items()},
                 )
-            distinct, counts = torch.cat([mine.unsqueeze(1), emitted.long()], 1).unique(
-                dim=0, return_counts=True
-            )
-            for (index, *row), count in zip(distinct.tolist(), counts.tolist(), strict=True):
+                judged.append(self._batch(batch, part))
+            most = max((emitted.shape[1] for emitted in judged), default=0)
+            padded = [
+                torch.nn.functional.pad(emitted, (0, most - emitted.shape[1]), value=-1) for emitted in judged
+            ]
+            if not padded:
+                continue
+            distinct, counts = torch.cat(padded).unique(dim=0, return_counts=True)
+            for (index, place, *row), count in zip(distinct.tolist(), counts.tolist(), strict=True):
                 text = tuple(token for token in row if token >= 0)
                 self._judge(possible[index], text)
-                yield index, text, count
+                yield index, text, count, ("", *PLACES)[place]
+
+    def _batch(self, batch: SamplerCase, drafts: Tensor) -> Tensor:
+        """Returns a line for each row of a batch: its draft, its place among `PLACES`, its tokens."""
+        self.calls += len(drafts)
+        try:
+            emitted = torch.as_tensor(self.sampler(batch))
+        except (DraftwoodError, ImportError):
+            raise
+        except Exception as error:
+            raise LawBroken(
+                f"The sampler raises ({type(error).__name__}: {error}) on a batch of {len(drafts)} drafts."
+            ) from error
+        if emitted.ndim != 2 or len(emitted) != len(drafts):
+            raise LawBroken(
+                f"The sampler returns {tuple(emitted.shape)} for a batch of {len(drafts)} drafts."
+            )
+        places = torch.zeros_like(drafts)
+        if len(drafts) > 1:
+            places[0], places[-1] = 1, 2
+        return torch.cat([drafts.unsqueeze(1), places.unsqueeze(1), emitted.long()], 1)
 
     def _call(self, draft: Draft, case: SamplerCase) -> Text:
         self.calls += 1
@@ -177,6 +229,10 @@ class CheckedSampler:
             emitted = self.sampler(copied)
         except (CannotEnumerate, InvalidInput):
             raise
+        except EndlessRun as error:
+            raise CannotEnumerate(
+                f"{error} It may draw until a draw fits, or never end; give samples= to tell these apart."
+            ) from error
         except Exception as error:
             if _comes_of_enumeration(error):
                 raise CannotEnumerate(
@@ -197,6 +253,17 @@ class CheckedSampler:
             has_uniforms = case is not None and len(case.uniforms)
             at = f" at the uniforms {case.uniforms.tolist()}" if has_uniforms and case is not None else ""
             self.fault = f"{what}{at}, on the draft\n{tree_as_text(draft.tree, draft.target_probs)}"
+
+
+def _batch_sizes(rows: int) -> list[int]:
+    """Returns the numbers of rows of the calls that judge so many."""
+    sizes: list[int] = []
+    for size in itertools.cycle(_BATCHES):
+        left = rows - sum(sizes)
+        if left <= size:
+            return [*sizes, left] if left else sizes
+        sizes.append(size)
+    return sizes
 
 
 def _wrong(draft: Draft, text: Text) -> str:

@@ -1,20 +1,22 @@
-"""Checks of a foreign function's signature for adapters, and the name that messages give it."""
+"""Reads a foreign function's signature for adapters, and gives samplers the name that messages show."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from draftwood.base.errors import InvalidInput
 from draftwood.testing.samplers.sampler_runs import Sampler
 
+_POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
+_REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
 
 def check_call(function: Callable[..., Any], args: list[Any], named: Mapping[str, Any], *, name: str) -> None:
     """Raise `InvalidInput` where `function` does not take these arguments, if its signature can be read."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
+    signature = _signature(function)
+    if signature is None:
         return
     try:
         signature.bind(*args, **named)
@@ -25,22 +27,95 @@ def check_call(function: Callable[..., Any], args: list[Any], named: Mapping[str
         ) from error
 
 
-def spelled(function: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """`named` arguments as `function` spells them: SGLang's `retrive_` became `retrieve_`."""
-    try:
-        known = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return dict(named)
-    others = {"retrive": "retrieve", "retrieve": "retrive"}
-    found = {}
-    for name, value in named.items():
-        begin, _, end = name.partition("_")
-        other = f"{others.get(begin, begin)}_{end}"
-        found[other if name not in known and other in known else name] = value
-    return found
+def takes(function: Callable[..., Any], argument: str, *, unread: bool = False) -> bool:
+    """Returns whether `function` names this argument, in either of SGLang's spellings.
+
+    Args:
+        function: the function to call.
+        argument: its name.
+        unread: the answer where the function does not name its arguments.
+    """
+    signature = _signature(function)
+    if signature is None or any(one.kind in _REST for one in signature.parameters.values()):
+        return unread or (signature is not None and _spelled(argument) in map(_spelled, signature.parameters))
+    return _spelled(argument) in map(_spelled, signature.parameters)
+
+
+def matched(
+    function: Callable[..., Any], given: Mapping[str, Any], *, needed: Collection[str], name: str
+) -> tuple[list[Any], dict[str, Any]]:
+    """Returns the part of `given` that `function` takes: arguments by position, and by name.
+
+    Arguments go by name, in the spelling that the function has, or by position where it takes them only so. A
+    function that names no arguments gets all of them: by name if it can take that, else in the order of
+    `given`.
+
+    Args:
+        function: the function to call.
+        given: the arguments by name, in the order of the newest version.
+        needed: the ones that every version takes.
+        name: what messages call the function.
+
+    Raises:
+        InvalidInput: the function lacks one of `needed`, or asks for one that `given` has not.
+    """
+    signature = _signature(function)
+    if signature is None:
+        return [], dict(given)
+    parameters = list(signature.parameters.values())
+    values = {_spelled(one): value for one, value in given.items()}
+    known = [one for one in parameters if one.kind not in _REST]
+    unknown = [one.name for one in known if _spelled(one.name) not in values and one.default is one.empty]
+    kinds = {one.kind for one in parameters}
+    open_to_names = inspect.Parameter.VAR_KEYWORD in kinds
+    names = {_spelled(one.name) for one in known}
+    lacking = [one for one in needed if _spelled(one) not in names]
+    if not known and kinds and not open_to_names:
+        return list(given.values()), {}
+    if unknown or (lacking and not open_to_names):
+        what = f"asks for {unknown}" if unknown else f"does not take {lacking}"
+        raise InvalidInput(
+            f"{name} does not take the arguments that the adapter gives it ({what}): its signature is "
+            f"{signature}, of a version that is not known here. Write a function of a SamplerCase yourself."
+        )
+    taken = [one for one in known if _spelled(one.name) in values]
+    by_position = [values[_spelled(one.name)] for one in taken if one.kind is _POSITIONAL]
+    by_name = {one.name: values[_spelled(one.name)] for one in taken if one.kind is not _POSITIONAL}
+    if open_to_names:
+        by_name |= {one: value for one, value in given.items() if _spelled(one) not in names}
+    return by_position, by_name
 
 
 def named(sampler: Sampler, name: str) -> Sampler:
     """`sampler` with the name that messages give it."""
     sampler.__name__ = name
     return sampler
+
+
+def _spelled(argument: str) -> str:
+    """Returns the argument's newer spelling: SGLang's `retrive_` became `retrieve_` in some functions."""
+    return "retrieve_" + argument.removeprefix("retrive_") if argument.startswith("retrive_") else argument
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    """Returns the signature, of an operator of torch the one in its schema; None if it cannot be read."""
+    schema = getattr(function, "_schema", None) or getattr(
+        getattr(function, "default", None), "_schema", None
+    )
+    if schema is not None:
+        return inspect.Signature(
+            [
+                inspect.Parameter(
+                    one.name,
+                    inspect.Parameter.KEYWORD_ONLY
+                    if one.kwarg_only
+                    else inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                    default=one.default_value if one.has_default_value() else inspect.Parameter.empty,
+                )
+                for one in schema.arguments
+            ]
+        )
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None

@@ -63,6 +63,7 @@ def vllm_sampler(
     constraints: Callable[..., Tensor] | None = None,
     drafted: bool = False,
     ragged: bool = True,
+    padded: bool = False,
     seeded: bool = False,
     device: torch.device | str = "cpu",
 ) -> Sampler:
@@ -84,12 +85,16 @@ def vllm_sampler(
             with `law=Deterministic`.
         ragged: cut the drafts of every other row to 0, 1, 2, ... tokens, so that rows differ in length. Which
             row is cut does not depend on its tokens, so a lossless sampler stays lossless.
+        padded: fill the rows that `ragged` cut up to the full length with the token -1 and draft
+            probabilities of 0, as padded drafts are, instead of handing over fewer tokens.
         seeded: give every third row its own generator, as requests with a seed have.
         device: where the function wants its tensors.
     """
     if target not in (None, "probs", "logits"):
         raise InvalidInput(f"target is {target!r}; give 'probs' or 'logits'.")
     check_call(rejection_sample, [*range(8)], {}, name="vLLM's rejection_sample")
+    if padded and not ragged:
+        raise InvalidInput("padded=True fills the rows that ragged=True cuts; leave ragged=False out.")
     told = target or ("logits" if _takes_logits(rejection_sample, device) else "probs")
     if constraints is not None and told == "probs":
         raise InvalidInput("constraints gives logits, and this sampler takes probabilities; leave it out.")
@@ -97,6 +102,13 @@ def vllm_sampler(
     def sampler(case: SamplerCase) -> Tensor:
         lengths, kept = _drafted_tokens(case, ragged)
         rows, n = case.draft_tokens.shape
+        if padded:
+            case = attrs.evolve(
+                case,
+                draft_tokens=case.draft_tokens.masked_fill(~kept, -1),
+                draft_probs=case.draft_probs.masked_fill(~kept.unsqueeze(-1), 0),
+            )
+            lengths, kept = torch.full((rows,), n), torch.ones_like(kept)
         ends = lengths.cumsum(0).to(torch.int32).to(device)
         metadata = VllmMetadata.of(
             case.settings, vocab=case.target_probs.shape[-1], seeded=seeded, device=device
