@@ -12,8 +12,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
+from draftwood.backends.model.model_cache import empty_cache
 from draftwood.backends.model.probe import COARSE, LIMIT, arithmetic, difference
 from draftwood.backends.model.prompt_reading import PromptForward
 from draftwood.backends.recurrent.rebuild import reference
@@ -54,7 +54,8 @@ def check_behind(backend: StateBackend, prompt: ModelPrompt, logits: Tensor) -> 
     except BaseException:
         backend.release(range(have, have + len(prompt)))
         raise
-    most = COARSE if rounds_activations(model) else LIMIT.get(arithmetic(model), 0.2)
+    dtype = arithmetic(model, run=lambda: own_steps(model, prompt, []))
+    most = COARSE if rounds_activations(model) else LIMIT.get(dtype, 0.2)
     # The negation catches NaN too.
     if not off <= most:
         backend.release(range(have, have + len(prompt)))
@@ -84,7 +85,7 @@ def _difference_behind(backend: StateBackend, model: Any, prompt: ModelPrompt, f
 
 def own_steps(model: Any, prompt: ModelPrompt, written: list[int]) -> Tensor:
     """Logits `[rows, len(written) + 1, vocab]` of the model's own steps after `prompt` over these tokens."""
-    forward = PromptForward(model, prompt, DynamicCache(config=model.config))
+    forward = PromptForward(model, prompt, empty_cache(model))
     with guarded_pass(len(prompt)):
         output = model(**forward.first())
         logits = [output.logits[:, -1]]
