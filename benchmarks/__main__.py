@@ -24,6 +24,7 @@ from benchmarks.research.agreement import agreement
 from benchmarks.research.blocks import blocks
 from benchmarks.research.certainty import certainty
 from benchmarks.research.constraints import constraints
+from benchmarks.research.encoder_decoders import encoder_decoders
 from benchmarks.research.families import families
 from benchmarks.research.growth import growth
 from benchmarks.research.half_precision import half_precision
@@ -70,6 +71,7 @@ for measurement in (
     blocks,
     certainty,
     constraints,
+    encoder_decoders,
     families,
     growth,
     half_precision,

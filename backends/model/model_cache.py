@@ -25,7 +25,7 @@ def empty_cache(model: Any, *, prompt: int = 1) -> Cache:
 
 
 def written_layers(cache: Cache) -> list[Any]:
-    """Returns the layers of a cache that what is written is added to; keys of a source are no part of them."""
+    """Returns the layers of a cache that grow with a text, without those that keep a source."""
     layers: list[Any] = getattr(cache, "self_attention_cache", cache).layers
     return layers
 
@@ -56,18 +56,20 @@ def _shared_row(cache: Cache, index: int, *, copies: int) -> Cache:
     shared.layers = [copy.copy(layer) for layer in cache.layers]
     for layer in shared.layers:
         for name in ("keys", "values"):
-            setattr(layer, name, inputs_of_row(getattr(layer, name, None), index, copies=copies))
+            if (states := getattr(layer, name, None)) is not None:
+                setattr(layer, name, states[index : index + 1].expand(copies, *states.shape[1:]))
     return shared
 
 
 def inputs_of_row(inputs: Any, index: int, *, copies: int = 1) -> Any:
-    """Returns row `index` of every tensor in inputs of a forward, `copies` times, as views.
+    """Returns row `index` of every tensor in inputs of a forward, `copies` times, to be written to.
 
     A tensor of one row is taken for all rows.
     """
     if isinstance(inputs, Tensor):
         row = inputs if inputs.dim() == 0 or len(inputs) == 1 else inputs[index : index + 1]
-        return row if row.dim() == 0 else row.expand(copies, *row.shape[1:])
+        # Some models add to what the encoder gave in place.
+        return row.clone() if row.dim() == 0 else row.repeat(copies, *[1] * (row.dim() - 1))
     if isinstance(inputs, Mapping):
         rows = {name: inputs_of_row(value, index, copies=copies) for name, value in inputs.items()}
         return type(inputs)(**rows) if isinstance(inputs, ModelOutput) else rows

@@ -71,6 +71,8 @@ class PromptForward:
         name, self._cached = next(caches, cache_argument(module)), 0
         if (given := filled_cache(self._kwargs)) is not None:
             cache, self._cached = copy.deepcopy(given), _columns(given, otherwise=0)
+        if prompt.encoded:  # some models add to it in place, and it may be read again
+            self._kwargs["encoder_outputs"] = copy.deepcopy(self._kwargs["encoder_outputs"])
         self._kwargs |= {name: cache, "use_cache": True}
         self.cache = cache
         self.seen: Tensor | None = None

@@ -63,7 +63,7 @@ def takes(model: Any, argument: str) -> bool:
 
 
 def decoder_prefix(model: Any) -> str:
-    """Returns what the names of inputs that a text is read by begin with: of an encoder-decoder `decoder_`."""
+    """Returns `decoder_` for an encoder-decoder, whose inputs for a text have this prefix; else nothing."""
     return "decoder_" if model.config.is_encoder_decoder else ""
 
 

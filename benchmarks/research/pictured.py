@@ -12,6 +12,7 @@ import torch
 import typer
 from rich.console import Console
 
+from benchmarks.research import encoder_decoders
 from benchmarks.research.families import TABLE as FAMILIES
 from benchmarks.research.families import each, settle, write
 from benchmarks.research.families_check import Known
@@ -36,9 +37,9 @@ class PicturedFinding:
     Attributes:
         family: transformers' `model_type`.
         model: the class; empty where it could not be built.
-        result: "served", "refused", "differs", "not built", "not finished" or "encoder-decoder"; "no prompt":
-            in no form of images or sound that is tried the model makes features; "not read": `generate()`
-            itself refuses the prompt.
+        result: "served", "refused", "differs", "not built" or "not finished"; "no prompt": in no form of
+            images or sound that is tried the model makes features; "not read": `generate()` itself refuses the
+            prompt.
         backend: the class of the backend.
         reads: the inputs besides text.
         rows: rows whose greedy text is that of `generate()`, of two rows that differ in text and image.
@@ -97,7 +98,7 @@ def look(family: str) -> PicturedFinding:
         return PicturedFinding(family, result="not built", reason=_said(error))
     finding = PicturedFinding(family, type(model).__name__)
     if model.config.is_encoder_decoder:
-        return attrs.evolve(finding, result="encoder-decoder")
+        return _of_encoder_decoder(family)
     prompt = pictured_prompt(model)
     if prompt is None:
         return attrs.evolve(finding, result="no prompt")
@@ -123,6 +124,20 @@ def look(family: str) -> PicturedFinding:
     backend = type(loop.target).__name__
     return attrs.evolve(
         finding, result="served" if rows == len(plain) else "differs", backend=backend, rows=rows
+    )
+
+
+def _of_encoder_decoder(family: str) -> PicturedFinding:
+    found = encoder_decoders.look(family)
+    return PicturedFinding(
+        family,
+        found.model,
+        found.result,
+        found.backend,
+        found.reads,
+        rows=found.rows,
+        matters=found.matters,
+        reason=found.reason,
     )
 
 

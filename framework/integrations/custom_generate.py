@@ -327,9 +327,7 @@ def _turn(model_kwargs: Mapping[str, Any], config: Any, ids: Tensor) -> Turn | N
     return Turn(past) if keeps or past is not None else None
 
 
-def _as_output(
-    model: Any, generation: Generation, kept: KeptText | None, inner: Mapping[str, Any]
-) -> Any:
+def _as_output(model: Any, generation: Generation, kept: KeptText | None, inner: Mapping[str, Any]) -> Any:
     from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
     kind: Any = GenerateEncoderDecoderOutput if model.config.is_encoder_decoder else GenerateDecoderOnlyOutput

@@ -120,7 +120,9 @@ def inner_outputs(
                 own = field in ("attentions", "decoder_attentions")
                 layers = _layers(later, field)
                 seen = keys if own else [None] * len(layers or ())
-                found.append(layers and tuple(_cut(*each, query, of=new) for each in zip(layers, seen, strict=False)))
+                found.append(
+                    layers and tuple(_cut(*each, query, of=new) for each in zip(layers, seen, strict=False))
+                )
     encoded = model_kwargs.get("encoder_outputs") if both else None
     read = {f"encoder_{FLAGS[flag]}": encoded.get(FLAGS[flag]) for flag in flags if encoded is not None}
     return {field: tuple(found) for field, found in steps.items()} | read

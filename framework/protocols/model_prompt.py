@@ -33,8 +33,8 @@ class ModelPrompt:
         given: keyword arguments of the call, for a draft model of the same family, which prepares its own.
         placeholders: tokens that stand for images, videos or sound.
         family: class of the model that is to read them; None where that is not known.
-        source: `[rows, ...]`, what an encoder-decoder's encoder has read: int64 token ids, or frames of sound,
-            pixels and the like; None for other models.
+        source: `[rows, ...]`, the input of an encoder-decoder's encoder: int64 token ids, frames of sound,
+            pixels or the like; None for other models.
     """
 
     ids: Tensor
@@ -68,9 +68,7 @@ class ModelPrompt:
                 "processor returns."
             ) from error
         else:
-            raise InvalidInput(
-                f"generate() of {type(model).__name__} calls no custom loop; decode with it."
-            )
+            raise InvalidInput(f"generate() of {type(model).__name__} calls no custom loop; decode with it.")
         return prompt
 
     @classmethod
@@ -162,9 +160,11 @@ class ModelPrompt:
         if not self.encoded:
             own = ModelPrompt.of(model, **{"input_ids": self.ids, **self.given})
         else:
-            if self.source is None or not self.source.is_floating_point() and bool((self.source < 0).any()):
-                raise InvalidInput("encoder_outputs can only be read by the target; give the encoder's inputs.")
-            read = {source_name(model): self.source, "decoder_input_ids": self.ids}
+            source = self.source
+            # Without inputs of the encoder, `generate()` has negative numbers in their place.
+            if source is None or not (source.is_floating_point() or bool((source >= 0).all())):
+                raise InvalidInput("encoder_outputs can only be read by the target; give inputs of encoders.")
+            read = {source_name(model): source, "decoder_input_ids": self.ids}
             own = ModelPrompt.of(model, **{**self.given, **read})
         if own.ids.shape != self.ids.shape:
             raise InvalidInput(

@@ -107,8 +107,9 @@ class ModelDrafter(Drafter):
         except (DraftwoodError, ValueError, RuntimeError) as error:
             if only:
                 raise InvalidInput(
-                    f"{type(self.model).__name__} drafts from a source that its own encoder reads, and it does "
-                    f"not read this one ({str(error).rstrip('.')}); use another drafter, such as prompt-lookup."
+                    f"{type(self.model).__name__} drafts from a source that its own encoder reads, and does "
+                    f"not read this one ({str(error).rstrip('.')}); use another drafter, such as "
+                    "prompt-lookup."
                 ) from error
             # Made for other images, say: proposals without them are judged too.
             log.warning("The draft model reads only the words of this prompt (%s).", error)

@@ -15,10 +15,21 @@ from rich.console import Console
 from torch import Tensor
 from transformers import GenerationMixin
 
+from benchmarks.research.encoder_decoder_models import (
+    build_encoder_decoder,
+    encoder_decoder_families,
+    prompt_with_source,
+)
 from benchmarks.research.families import TABLE as FAMILIES
 from benchmarks.research.families import each, settle, write
-from benchmarks.research.families_check import TOLERANCE, Known, Written, difference, path_to, random_tree
-from benchmarks.research.sourced_models import build_sourced, sourced_families, sourced_prompt
+from benchmarks.research.families_check import (
+    TOLERANCE,
+    Known,
+    Written,
+    difference,
+    path_to,
+    random_tree,
+)
 from draftwood import ModelPrompt, custom_generate, load
 from draftwood.apps.terminal.progress import watched
 from draftwood.base.errors import DraftwoodError
@@ -32,7 +43,7 @@ NEW, REACH = 16, 8
 
 
 @attrs.frozen
-class SourcedFinding:
+class EncoderDecoderFinding:
     """One line of the table.
 
     Attributes:
@@ -45,7 +56,7 @@ class SourcedFinding:
         law_s: the largest difference of a node's logits, over their spread, on random trees.
         rows: rows whose greedy text is that of `generate()`, of two with other sources, written together.
         alone: the same, one by one.
-        matters: whether another source leads to another text.
+        matters: whether another source leads to other logits of the first token.
         reason: of anything but "served".
     """
 
@@ -61,7 +72,7 @@ class SourcedFinding:
     reason: str = ""
 
 
-def sourced(
+def encoder_decoders(
     names: Annotated[list[str] | None, typer.Argument(help="Families; default: all.")] = None,
     limit: Annotated[float, typer.Option(help="Seconds a family may take.", min=1)] = 90,
     jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
@@ -77,11 +88,11 @@ def sourced(
       python -m benchmarks encoder-decoders t5 whisper
     """
     settle()
-    chosen = names or sourced_families()
+    chosen = names or encoder_decoder_families()
     if not names:
         output.unlink(missing_ok=True)
 
-    def written() -> Iterator[SourcedFinding]:
+    def written() -> Iterator[EncoderDecoderFinding]:
         for finding in each(chosen, look, _unfinished, limit=limit, jobs=jobs):
             write(output, finding, command="encoder-decoders")
             yield finding
@@ -94,22 +105,23 @@ def sourced(
     typer.echo(", ".join(f"{count} {result}" for result, count in counts.most_common()) + ".")
 
 
-def look(family: str) -> SourcedFinding:
+def look(family: str) -> EncoderDecoderFinding:
     """Returns the finding of a family."""
     try:
-        model = build_sourced(family, reach=REACH)
+        model = build_encoder_decoder(family, reach=REACH)
     except Exception as error:
-        return SourcedFinding(family, result="not built", reason=_said(error))
-    finding = SourcedFinding(family, type(model).__name__)
-    inputs = sourced_prompt(model)
+        return EncoderDecoderFinding(family, result="not built", reason=_said(error))
+    finding = EncoderDecoderFinding(family, type(model).__name__)
+    inputs = prompt_with_source(model)
     if inputs is None:
         return attrs.evolve(finding, result="no prompt")
     finding = attrs.evolve(finding, reads=" ".join(sorted(inputs.keys() - {"attention_mask"})))
     plain = _text(model, inputs)
-    other = _text(model, {**inputs, **(sourced_prompt(model, seed=1) or {})})
-    finding = attrs.evolve(finding, matters=not torch.equal(plain, other))
     try:
         prompt = ModelPrompt.of(model, **inputs)
+        first = _along(model, prompt, inputs, [])
+        other = _along(model, prompt, {**inputs, **(prompt_with_source(model, seed=1) or {})}, [])
+        finding = attrs.evolve(finding, matters=difference(other[:, 0], first[:, 0]) > TOLERANCE)
         finding = attrs.evolve(finding, law_s=worst_node(model, prompt, inputs))
         loop = _loop(model, prompt, plain)
         together = int((_text(model, inputs, custom_generate=loop) == plain).all(1).sum())
@@ -134,7 +146,7 @@ def look(family: str) -> SourcedFinding:
 
 
 def worst_node(model: Any, prompt: ModelPrompt, inputs: dict[str, Any], *, rounds: int = 2) -> float:
-    """The largest difference of a node's logits, over their spread, in rounds of random trees after `prompt`."""
+    """The largest difference of a node's logits, over their spread, in random trees after `prompt`."""
     backend, chance = load(model), random.Random(1)
     rows = range(len(prompt))
     worst = difference(backend.read_prompt(prompt), _along(model, prompt, inputs, [])[:, 0])
@@ -188,13 +200,11 @@ def _loop(model: Any, prompt: ModelPrompt, plain: Tensor) -> Any:
 
 
 def _text(model: Any, inputs: dict[str, Any], **options: Any) -> Any:
-    return model.generate(
-        **inputs, max_new_tokens=NEW, do_sample=False, eos_token_id=None, **options
-    )
+    return model.generate(**inputs, max_new_tokens=NEW, do_sample=False, eos_token_id=None, **options)
 
 
-def _unfinished(family: str, *, result: str, reason: str) -> SourcedFinding:
-    return SourcedFinding(family, result="not finished", reason=reason)
+def _unfinished(family: str, *, result: str, reason: str) -> EncoderDecoderFinding:
+    return EncoderDecoderFinding(family, result="not finished", reason=reason)
 
 
 def _said(error: Exception) -> str:

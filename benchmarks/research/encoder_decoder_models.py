@@ -11,7 +11,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from benchmarks.research.families_models import VOCAB, build
-from benchmarks.research.pictured_models import FORMS
+from benchmarks.research.pictured_models import FORMS, pictured_prompt, with_placeholders
 
 Inputs = dict[str, Any]
 
@@ -29,22 +29,33 @@ NARROW: dict[str, Any] = {
 }
 """Names that only configurations of encoder-decoders have, and what makes them small."""
 
+_READS = {**NARROW, "is_decoder": True, "add_cross_attention": True}
+GIVEN: dict[str, dict[str, Any]] = {
+    "encoder-decoder": {"decoder": _READS},
+    "vision-encoder-decoder": {"decoder": _READS},
+    "speech-encoder-decoder": {"decoder": _READS},
+    "prophetnet": {"pad_token_id": 0},
+    "moonshine_streaming": {"more": {"num_key_value_heads": 4}},
+}
+"""What a family needs besides."""
 
-def sourced_families() -> list[str]:
-    """Every `model_type` of transformers' classes for text whose configuration has an encoder and a decoder."""
+
+def encoder_decoder_families() -> list[str]:
+    """Every `model_type` of transformers' classes for text that is an encoder-decoder."""
     return sorted(family for family in _classes() if _is_encoder_decoder(family))
 
 
-def build_sourced(family: str, *, reach: int) -> Any:
+def build_encoder_decoder(family: str, *, reach: int) -> Any:
     """A tiny model of `family`, whose texts begin with token 0."""
-    model = build(family, reach=reach, classes=_classes(), more=NARROW)
+    more = {**NARROW, **GIVEN.get(family, {})}
+    model = with_placeholders(build(family, reach=reach, classes=_classes(), more=more))
     start = getattr(model.config, "decoder_start_token_id", None)
     model.generation_config.decoder_start_token_id = 0 if start is None else start
     model.generation_config.pad_token_id = VOCAB - 1  # Whisper takes it away from the end of a text
     return model
 
 
-def sourced_prompt(model: Any, *, seed: int = 0) -> Inputs | None:
+def prompt_with_source(model: Any, *, seed: int = 0) -> Inputs | None:
     """Inputs of `generate()` for two rows; None where it takes no form that is known."""
     for inputs in _forms(model, torch.Generator().manual_seed(seed)):
         try:
@@ -79,6 +90,8 @@ def _made(kind: Any) -> Any:
 
 
 def _forms(model: Any, chance: torch.Generator) -> Iterator[Inputs]:
+    if (pictured := pictured_prompt(model, seed=chance.initial_seed())) is not None:
+        yield pictured
     ids = torch.randint(5, VOCAB - 8, (2, 11), generator=chance)
     mask = torch.ones_like(ids)
     ids[0, 7:], mask[0, 7:] = 2, 0  # an encoder's text is padded after it
