@@ -96,7 +96,7 @@ class UnrolledBackend(ModelBackend):
     gives_first_logits = True
 
     def __init__(self, model: Any, *, chunk: int = 1024) -> None:
-        """Serve `model`, a decoder-only transformers model; see `ModelBackend`.
+        """Serve `model`, of transformers; see `ModelBackend`. An encoder-decoder only reads `ModelPrompt`s.
 
         Raises:
             InvalidInput: a model in training mode, or `chunk` below 1.

@@ -75,7 +75,7 @@ def load(
     engine: Engine = "eager",
     weights: Weights | None = None,
 ) -> StateBackend:
-    """Returns a backend for a decoder-only model.
+    """Returns a backend for a decoder-only model or an encoder-decoder.
 
     Args:
         model: a transformers model, a folder, a name on the Hugging Face hub, or a GGUF file, which llama.cpp
@@ -108,8 +108,8 @@ def load(
 
     Raises:
         InvalidInput: a folder that is missing or corrupt, an unknown option, a model in training mode.
-        UnsupportedModel: no safetensors, remote code, an encoder-decoder, a recurrent layer of an unknown
-            kind, a model that fails the self-check, or one whose passes the engine does not run.
+        UnsupportedModel: no safetensors, remote code, a recurrent layer of an unknown kind, a model that
+            fails the self-check, or one whose passes the engine does not run.
         OutOfMemory: the weights or the self-check did not fit.
     """
     warn_if_untested()

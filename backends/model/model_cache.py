@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -62,17 +62,33 @@ def _shared_row(cache: Cache, index: int, *, copies: int) -> Cache:
 
 
 def inputs_of_row(inputs: Any, index: int, *, copies: int = 1) -> Any:
-    """Returns row `index` of every tensor in inputs of a forward, `copies` times, to be written to.
+    """Returns row `index` of every tensor in inputs of a forward, `copies` times, in new tensors.
 
     A tensor of one row is taken for all rows.
     """
-    if isinstance(inputs, Tensor):
-        row = inputs if inputs.dim() == 0 or len(inputs) == 1 else inputs[index : index + 1]
+
+    def row_of(tensor: Tensor) -> Tensor:
+        if not tensor.dim():
+            return tensor
+        row = tensor if len(tensor) == 1 else tensor[index : index + 1]
         # Some models add to what the encoder gave in place.
-        return row.clone() if row.dim() == 0 else row.repeat(copies, *[1] * (row.dim() - 1))
+        return row.repeat(copies, *[1] * (row.dim() - 1))
+
+    return _with_tensors(inputs, row_of)
+
+
+def copied_inputs(inputs: Any) -> Any:
+    """Returns the same inputs of a forward in new tensors."""
+    return _with_tensors(inputs, torch.clone)
+
+
+def _with_tensors(inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Inputs of a forward with every tensor in them changed."""
+    if isinstance(inputs, Tensor):
+        return change(inputs)
     if isinstance(inputs, Mapping):
-        rows = {name: inputs_of_row(value, index, copies=copies) for name, value in inputs.items()}
-        return type(inputs)(**rows) if isinstance(inputs, ModelOutput) else rows
+        changed = {name: _with_tensors(value, change) for name, value in inputs.items()}
+        return type(inputs)(**changed) if isinstance(inputs, ModelOutput) else changed
     if isinstance(inputs, tuple | list):
-        return type(inputs)(inputs_of_row(value, index, copies=copies) for value in inputs)
+        return type(inputs)(_with_tensors(value, change) for value in inputs)
     return inputs

@@ -15,6 +15,7 @@ from transformers.cache_utils import Cache
 from transformers.utils import ModelOutput
 
 from draftwood.backends.model.features import Features, Pieces
+from draftwood.backends.model.model_cache import copied_inputs
 from draftwood.backends.nodes.row_inputs import RowInputs
 from draftwood.backends.structure.forward import cache_argument, decoder_prefix, input_device
 from draftwood.base.errors import InvalidInput, UnsupportedModel
@@ -72,7 +73,7 @@ class PromptForward:
         if (given := filled_cache(self._kwargs)) is not None:
             cache, self._cached = copy.deepcopy(given), _columns(given, otherwise=0)
         if prompt.encoded:  # some models add to it in place, and it may be read again
-            self._kwargs["encoder_outputs"] = copy.deepcopy(self._kwargs["encoder_outputs"])
+            self._kwargs["encoder_outputs"] = copied_inputs(self._kwargs["encoder_outputs"])
         self._kwargs |= {name: cache, "use_cache": True}
         self.cache = cache
         self.seen: Tensor | None = None

@@ -21,8 +21,8 @@ from transformers.models.auto.modeling_auto import (
 def auto_class(config: Any) -> Any:
     """Returns the class for causal language models, or the one for models that read images or sound as well.
 
-    The former comes first: of some models that read images it reads only the part that writes text. An
-    encoder-decoder has classes of its own: for text, for speech, and otherwise for images.
+    The former comes first: of some models that read images it reads only the part that writes text. Of
+    encoder-decoders there is one class for text, one for speech, and otherwise the one for images.
     """
     kind = config.model_type
     if config.is_encoder_decoder and kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:

@@ -55,7 +55,7 @@ class EncoderDecoderFinding:
         reads: the inputs.
         law_s: the largest difference of a node's logits, over their spread, on random trees.
         rows: rows whose greedy text is that of `generate()`, of two with other sources, written together.
-        alone: the same, one by one.
+        one: the same, one by one.
         matters: whether another source leads to other logits of the first token.
         reason: of anything but "served".
     """
@@ -67,7 +67,7 @@ class EncoderDecoderFinding:
     reads: str = ""
     law_s: float | None = None
     rows: int | None = None
-    alone: int | None = None
+    one: int | None = None
     matters: bool | None = None
     reason: str = ""
 
@@ -125,23 +125,23 @@ def look(family: str) -> EncoderDecoderFinding:
         finding = attrs.evolve(finding, law_s=worst_node(model, prompt, inputs))
         loop = _loop(model, prompt, plain)
         together = int((_text(model, inputs, custom_generate=loop) == plain).all(1).sum())
-        alone = 0
+        one_by_one = 0
         for row in range(2):
-            one = {name: value[row : row + 1] for name, value in inputs.items()}
-            truth = _text(model, one)
-            loop = _loop(model, ModelPrompt.of(model, **one), truth)
-            alone += int(torch.equal(_text(model, one, custom_generate=loop), truth))
+            given = {name: value[row : row + 1] for name, value in inputs.items()}
+            truth = _text(model, given)
+            loop = _loop(model, ModelPrompt.of(model, **given), truth)
+            one_by_one += int(torch.equal(_text(model, given, custom_generate=loop), truth))
     except DraftwoodError as error:
         return attrs.evolve(finding, result="refused", reason=str(error))
     except Exception as error:
         return attrs.evolve(finding, result="differs", reason=f"raises {_said(error)}")
-    right = finding.law_s is not None and finding.law_s <= TOLERANCE and together == alone == 2
+    right = finding.law_s is not None and finding.law_s <= TOLERANCE and together == one_by_one == 2
     return attrs.evolve(
         finding,
         result="served" if right else "differs",
         backend=type(loop.target).__name__,
         rows=together,
-        alone=alone,
+        one=one_by_one,
     )
 
 

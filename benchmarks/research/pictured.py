@@ -37,9 +37,9 @@ class PicturedFinding:
     Attributes:
         family: transformers' `model_type`.
         model: the class; empty where it could not be built.
-        result: "served", "refused", "differs", "not built" or "not finished"; "no prompt": in no form of
-            images or sound that is tried the model makes features; "not read": `generate()` itself refuses the
-            prompt.
+        result: "served", "refused", "differs", "not built" or "not finished"; "no prompt": the model makes
+            features of no form of images or sound that is tried; "not read": `generate()` itself refuses
+            the prompt.
         backend: the class of the backend.
         reads: the inputs besides text.
         rows: rows whose greedy text is that of `generate()`, of two rows that differ in text and image.

@@ -53,7 +53,7 @@ def build_pictured(family: str, *, reach: int) -> Any:
 
 
 def with_placeholders(model: Any) -> Any:
-    """The same model, whose configuration has placeholders inside its vocabulary."""
+    """Returns `model`, whose configuration now has placeholders inside its vocabulary."""
     owned = [getattr(part, "config", None) for part in model.modules()]
     whole = [config for config in owned if isinstance(config, hf.PreTrainedConfig)]
     for config in {id(one): one for every in whole for one in (every, *_parts(every))}.values():

@@ -220,7 +220,7 @@ def families_encoder_decoders() -> str:
     """Returns a table with one row for every encoder-decoder that was tried."""
     rows = [
         f"| `{line['family']}` | {line['result']} | {line['law_s']} | {line['rows'] or 0} of 2 | "
-        f"{line['alone'] or 0} of 2 | {line['reads'].replace('_', ' ')} |"
+        f"{line['one'] or 0} of 2 | {line['reads'].replace('_', ' ')} |"
         for line in _rows("families-encoder-decoders.csv")
     ]
     return "\n".join(

@@ -60,7 +60,14 @@ class ModelPrompt:
         try:
             model.generate(**given, custom_generate=_catch, max_new_tokens=1, do_sample=False)
         except _Prepared as found:
-            prompt = cls.prepared(model, found.ids, found.inputs, given=given, source=found.source)
+            whole, read = given.get(source_name(model)), found.source
+            if isinstance(whole, Tensor) and read is not None and whole.shape[-1] > read.shape[-1]:
+                raise InvalidInput(
+                    f"generate() of {type(model).__name__} reads {whole.shape[-1]} columns of "
+                    f"{source_name(model)} in pieces of {read.shape[-1]}; decode with "
+                    "generate(custom_generate=...)."
+                ) from None
+            prompt = cls.prepared(model, found.ids, found.inputs, given=given, source=read)
         except (TypeError, ValueError) as error:
             said = " ".join(str(error).split())[:200].rstrip(".")
             raise InvalidInput(
@@ -95,7 +102,7 @@ class ModelPrompt:
         if not prompt.encoded or source is None:
             return prompt
         prompt.source = source.repeat_interleave(max(len(ids) // len(source), 1), 0)
-        # Their rows are repeated as those of the texts are.
+        # Rows of its inputs are repeated as texts are.
         prompt.given = {name: inputs[name] for name in given if name in inputs}
         return prompt
 
@@ -142,7 +149,7 @@ class ModelPrompt:
 
     @property
     def words(self) -> list[list[int]]:
-        """Returns the tokens of every row without padding and placeholders, after those of an encoder."""
+        """Returns the tokens of every row without padding and placeholders, after an encoder's tokens."""
         return [
             [token for token in (*read, *text) if token not in self.placeholders]
             for read, text in zip(self.source_texts, self.texts, strict=True)
