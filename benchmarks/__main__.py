@@ -38,6 +38,7 @@ from benchmarks.research.recipes import recipes
 from benchmarks.research.retokenised import retokenised
 from benchmarks.research.samples import samples
 from benchmarks.research.shapes import shapes
+from benchmarks.research.speech import speech
 from benchmarks.research.transformers_tests import transformers_tests
 from benchmarks.research.verifiers import verifiers
 from benchmarks.research.vocabularies import vocabularies
@@ -85,6 +86,7 @@ for measurement in (
     retokenised,
     samples,
     shapes,
+    speech,
     transformers_tests,
     verifiers,
     vocabularies,
