@@ -102,16 +102,23 @@ def look(family: str) -> PicturedFinding:
     prompt = pictured_prompt(model)
     if prompt is None:
         return attrs.evolve(finding, result="no prompt")
+    return _compared(finding, model, prompt, {**prompt, **(pictured_prompt(model, seed=1) or {})})
+
+
+def _compared(
+    finding: PicturedFinding, model: Any, prompt: dict[str, Any], other: dict[str, Any]
+) -> PicturedFinding:
+    """Returns the finding of a model for a prompt of two rows; `other` has other images."""
     finding = attrs.evolve(finding, reads=" ".join(sorted(prompt.keys() - {"input_ids", "attention_mask"})))
     try:
         plain = _text(model, prompt)
-        other = _text(model, {**prompt, **(pictured_prompt(model, seed=1) or {})})
-        words = ModelPrompt.of(model, **prompt).words
+        elsewhere = _text(model, other)
+        read = ModelPrompt.of(model, **prompt)
     except Exception as error:
         return attrs.evolve(finding, result="not read", reason=_said(error))
-    finding = attrs.evolve(finding, matters=not torch.equal(plain, other))
-    begins = prompt["input_ids"].shape[1]
-    texts = [read + row[begins:] for read, row in zip(words, plain.tolist(), strict=True)]
+    finding = attrs.evolve(finding, matters=not torch.equal(plain, elsewhere))
+    begins = read.ids.shape[1]
+    texts = [words + row[begins:] for words, row in zip(read.words, plain.tolist(), strict=True)]
     drafter = ModelDrafter(Known(texts, model.get_output_embeddings().weight.shape[0]))
     loop = custom_generate(drafter=drafter, policy=FixedTree(3, 2, 10, 0.0, "top-k"), verifier=Greedy())
     try:
