@@ -264,7 +264,7 @@ def generate(
         check_writable(trace_file)
     conversations = _conversations(prompt_file) if chat and not prompt else None
     if conversations is not None and (image or audio):
-        raise InvalidInput("--image and --audio are for --prompt; leave them out with a file of conversations.")
+        raise InvalidInput("--image and --audio are for --prompt; leave them out with a file of messages.")
     if (image or audio) and not prompt and prompt_file is None:
         texts = [""]  # a model that writes what it hears needs no words
     else:

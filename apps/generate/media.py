@@ -1,4 +1,4 @@
-"""Prompts of `draftwood generate` that are more than a text: images, sound, and sources of encoder-decoders."""
+"""Prompts of `draftwood generate` with images or sound, and the sources of encoder-decoders."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def model_prompt(
         if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
             return None
         if chat:
-            raise InvalidInput(f"{type(model).__name__} is an encoder-decoder and no chat; leave --chat out.")
+            raise InvalidInput(f"{type(model).__name__} is an encoder-decoder; leave --chat out.")
         padded = loaded.tokenizer(list(texts), return_tensors="pt", padding=len(texts) > 1)
         return ModelPrompt.of(model, **padded)
     by_text = [
@@ -64,8 +64,8 @@ def model_prompt(
         raise
     except Exception as error:  # files and processors fail in any way
         raise InvalidInput(
-            f"The processor of {name} does not prepare this prompt ({first_line(error)}); check the files and "
-            "the text, or give --chat if the target is a chat model."
+            f"The processor of {name} does not prepare this prompt ({first_line(error)}); check files and "
+            "text, or give --chat if the target is a chat model."
         ) from error
     return ModelPrompt.of(model, **{key: value for key, value in inputs.items() if value is not None})
 
@@ -75,7 +75,8 @@ def _share(kind: str, files: Sequence[Path], row: int, *, of: int) -> list[Path]
         return list(files)
     if len(files) != of:
         raise InvalidInput(
-            f"{len(files)} times --{kind} was given with {of} prompts; give one prompt, or one --{kind} for each."
+            f"{len(files)} times --{kind} was given with {of} prompts; give one prompt, or one --{kind} for "
+            "each."
         )
     return [files[row]]
 

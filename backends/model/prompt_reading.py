@@ -180,6 +180,9 @@ def _seen(mask: Tensor | None, rows: int, columns: int) -> Tensor:
     """The cached columns that the mask of the forward shows, bool `[rows, columns]` on the host."""
     if mask is None or bool(mask.bool().all()):
         return torch.ones(rows, columns, dtype=torch.bool)
+    if len(mask) == rows and mask.shape[1] < columns:
+        # Some models put what they see before the text, and mask the text only.
+        mask = torch.nn.functional.pad(mask, (columns - mask.shape[1], 0), value=1)
     if mask.shape != (rows, columns):
         raise InvalidInput(
             f"attention_mask has shape {tuple(mask.shape)} and the model read {columns} columns of {rows} "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from benchmarks.research.families import TABLE as FAMILIES
 from benchmarks.research.families import each, settle, write
 from benchmarks.research.families_check import Known
 from benchmarks.research.pictured_models import build_pictured, pictured_families, pictured_prompt
+from benchmarks.research.tester_models import tester_prompt, with_other_numbers
 from draftwood import custom_generate
 from draftwood.apps.terminal.progress import watched
 from draftwood.base.errors import DraftwoodError
@@ -45,6 +47,7 @@ class PicturedFinding:
         rows: rows whose greedy text is that of `generate()`, of two rows that differ in text and image.
         matters: whether other images, with the same text, lead to another text.
         reason: of anything but "served".
+        built: "ours", or "tests": with the tiny model and prompt of transformers' own tests.
     """
 
     family: str
@@ -55,12 +58,19 @@ class PicturedFinding:
     rows: int | None = None
     matters: bool | None = None
     reason: str = ""
+    built: str = "ours"
 
 
 def pictured(
     names: Annotated[list[str] | None, typer.Argument(help="Families; default: all.")] = None,
     limit: Annotated[float, typer.Option(help="Seconds a family may take.", min=1)] = 90,
     jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
+    checkout: Annotated[
+        Path | None,
+        typer.Option(
+            help="A checkout of transformers: where no prompt of ours is read, those of its tests are tried."
+        ),
+    ] = None,
     output: Annotated[
         Path, typer.Option(help="The table; if families are named, only their lines are made anew.")
     ] = TABLE,
@@ -71,6 +81,7 @@ def pictured(
     Examples:
       python -m benchmarks pictured
       python -m benchmarks pictured llava qwen3_vl
+      python -m benchmarks pictured --checkout transformers
     """
     settle()
     chosen = names or pictured_families()
@@ -78,7 +89,8 @@ def pictured(
         output.unlink(missing_ok=True)
 
     def written() -> Iterator[PicturedFinding]:
-        for finding in each(chosen, look, _unfinished, limit=limit, jobs=jobs):
+        each_look = partial(look, checkout=checkout and checkout.resolve())
+        for finding in each(chosen, each_look, _unfinished, limit=limit, jobs=jobs):
             write(output, finding, command="pictured")
             yield finding
 
@@ -90,8 +102,24 @@ def pictured(
     typer.echo(", ".join(f"{count} {result}" for result, count in counts.most_common()) + ".")
 
 
-def look(family: str) -> PicturedFinding:
-    """Returns the finding of a family."""
+def look(family: str, *, checkout: Path | None = None) -> PicturedFinding:
+    """Returns the finding of a family; where it reads no prompt of ours, with one of transformers' tests."""
+    finding = _look(family)
+    if checkout is None or finding.result in ("served", "differs"):
+        return finding
+    try:
+        found = tester_prompt(family, checkout)
+    except Exception:  # tests of another version fail in any way
+        return finding
+    if found is None:
+        return finding
+    model, prompt = found
+    of_tests = PicturedFinding(family, type(model).__name__, built="tests")
+    of_tests = _compared(of_tests, model, prompt, with_other_numbers(prompt))
+    return finding if of_tests.result == "not read" else of_tests
+
+
+def _look(family: str) -> PicturedFinding:
     try:
         model = build_pictured(family, reach=REACH)
     except Exception as error:

@@ -1,7 +1,7 @@
 """Tokens a pass of a tiny Whisper with a smaller one as its draft, both trained here on artificial sound.
 
-Every word of an artificial language sounds for a few frames, with noise. What follows a word is partly decided
-by it, so that a draft that hears less still guesses some.
+Every word of an artificial language sounds for a few frames, with noise. Each word has a few likely
+successors, so that a draft that hears less still guesses some.
 """
 
 from __future__ import annotations

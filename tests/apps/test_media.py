@@ -85,7 +85,9 @@ def plain(folder: Any, text: str, files: list[Any]) -> list[int]:
 
 
 def test_texts_after_images_are_those_of_generate(printed: Any, seeing: Any, pictures: list[Any]) -> None:
-    one = json.loads(printed("generate", "--target", seeing, "--image", pictures[0], "--prompt", "Hi", *WRITE))
+    one = json.loads(
+        printed("generate", "--target", seeing, "--image", pictures[0], "--prompt", "Hi", *WRITE)
+    )
     assert one["tokens"] == plain(seeing, "<image>Hi", pictures[:1])
     both = [word for file in pictures for word in ("--image", file)]
     two = json.loads(printed("generate", "--target", seeing, *both, "--prompt", "Hi", *WRITE))
