@@ -30,8 +30,8 @@ FAMILIES = (
     *("aya_vision", "mistral3", "gemma3", "got_ocr2", "idefics2", "instructblip", "ovis2", "voxtral"),
     *("bart", "t5", "marian", "mbart", "pegasus", "whisper", "mt5", "led", "speech_to_text", "blenderbot"),
 )
-"""Families of every kind: attention with and without windows, by paths, recurrent, hybrid, with images or sound,
-encoder-decoders."""
+"""Families of every kind: attention with and without windows, by paths, recurrent, hybrid, with images or
+sound, and encoder-decoders."""
 
 _NEEDED = ("pytest", "parameterized", "httpx")
 # Compilation, and packages or devices that are not asked for here.
