@@ -92,7 +92,7 @@ def generate(
         typer.Option(
             exists=True,
             dir_okay=False,
-            help="An image file for the prompt; repeatable. Of several prompts each gets one.",
+            help="An image file for the prompt; repeatable. With several prompts, each gets one.",
         ),
     ] = None,
     audio: Annotated[

@@ -90,7 +90,7 @@ def _processor(name: str, trust_remote_code: bool) -> Any:
 def _inputs(
     processor: Any, texts: Sequence[str], by_text: Sequence[dict[str, list[Path]]], *, chat: bool
 ) -> dict[str, Any]:
-    """What a processor makes of texts with their files."""
+    """Returns the inputs that a processor makes of texts with their files."""
     from transformers.audio_utils import load_audio
     from transformers.image_utils import load_image
 

@@ -67,9 +67,7 @@ def pictured(
     jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
     checkout: Annotated[
         Path | None,
-        typer.Option(
-            help="A checkout of transformers: where no prompt of ours is read, those of its tests are tried."
-        ),
+        typer.Option(help="A checkout of transformers: where no prompt of ours is read, its tests give one."),
     ] = None,
     output: Annotated[
         Path, typer.Option(help="The table; if families are named, only their lines are made anew.")

@@ -203,10 +203,11 @@ def families_images() -> str:
     ]
     rows = [
         f"| `{line['family']}` | {line['result']} | {line['backend']} | {line['rows']} of 2 | "
-        f"{line['reads'].replace('_', ' ') or line['reason']} |"
+        f"{line['reads'].replace('_', ' ') or line['reason']} | {line['built']} |"
         for line in lines
     ]
-    return "\n".join(["| family | | backend | texts | reads |", "|---|---|---|---|---|", *rows])
+    heading = "| family | | backend | texts | reads | prompt |"
+    return "\n".join([heading, "|---|---|---|---|---|---|", *rows])
 
 
 def families_images_counts() -> str:
