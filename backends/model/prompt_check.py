@@ -62,7 +62,8 @@ def check_behind(backend: StateBackend, prompt: ModelPrompt, logits: Tensor) -> 
             f"({type(error).__name__}: {' '.join(str(error).split())[:160].rstrip('.')}); decode without "
             "custom_generate=."
         ) from error
-    dtype = arithmetic(model, run=lambda: own_steps(model, prompt, []))
+    # An encoder-decoder gives nothing for words only.
+    dtype = arithmetic(model, run=(lambda: own_steps(model, prompt, [])) if prompt.encoded else None)
     most = COARSE if rounds_activations(model) else LIMIT.get(dtype, 0.2)
     # The negation catches NaN too.
     if not off <= most:
