@@ -24,6 +24,7 @@ from benchmarks.research.agreement import agreement
 from benchmarks.research.blocks import blocks
 from benchmarks.research.certainty import certainty
 from benchmarks.research.constraints import constraints
+from benchmarks.research.encoder_decoders import encoder_decoders
 from benchmarks.research.families import families
 from benchmarks.research.growth import growth
 from benchmarks.research.half_precision import half_precision
@@ -37,6 +38,7 @@ from benchmarks.research.recipes import recipes
 from benchmarks.research.retokenised import retokenised
 from benchmarks.research.samples import samples
 from benchmarks.research.shapes import shapes
+from benchmarks.research.speech import speech
 from benchmarks.research.transformers_tests import transformers_tests
 from benchmarks.research.verifiers import verifiers
 from benchmarks.research.vocabularies import vocabularies
@@ -70,6 +72,7 @@ for measurement in (
     blocks,
     certainty,
     constraints,
+    encoder_decoders,
     families,
     growth,
     half_precision,
@@ -83,6 +86,7 @@ for measurement in (
     retokenised,
     samples,
     shapes,
+    speech,
     transformers_tests,
     verifiers,
     vocabularies,

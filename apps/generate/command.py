@@ -15,6 +15,7 @@ from draftwood.apps.files import datasets, trace
 from draftwood.apps.files.datasets import Prompt
 from draftwood.apps.files.text import IncrementalText, Streamer, decode
 from draftwood.apps.files.text_input import decoded
+from draftwood.apps.generate.media import model_prompt
 from draftwood.apps.generate.text_file import write_file
 from draftwood.apps.generate.weak_head import warning_of
 from draftwood.apps.models import by_name as models
@@ -85,6 +86,18 @@ def generate(
     ] = None,
     prompt_file: Annotated[
         Path | None, typer.Option(help="A UTF-8 file with the text; default: standard input.")
+    ] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="An image file for the prompt; repeatable. With several prompts, each gets one.",
+        ),
+    ] = None,
+    audio: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, dir_okay=False, help="The same with sound."),
     ] = None,
     data: Annotated[
         Path | None,
@@ -202,6 +215,7 @@ def generate(
       draftwood generate --target big/ --offload tmp --prompt "Hi"
       draftwood generate --target big/ --drafter small/ --engine auto --prompt Hi
       draftwood generate --prompt "Hi" --prompt "Dear Sir," --trace t.json
+      draftwood generate --target vlm/ --chat --image cat.png --prompt "What?"
       draftwood generate --json-schema review.json --prompt "A fine film."
       draftwood generate --data questions.jsonl --out answers.jsonl --seed 1
       draftwood generate --data notes.txt --out texts.jsonl --ray auto
@@ -235,6 +249,8 @@ def generate(
         others = {
             "--prompt": prompt,
             "--prompt-file": prompt_file,
+            "--image": image,
+            "--audio": audio,
             "--json": as_json,
             "--trace": trace_file,
             "--chat": chat,
@@ -249,10 +265,28 @@ def generate(
     if trace_file is not None:
         check_writable(trace_file)
     conversations = _conversations(prompt_file) if chat and not prompt else None
-    texts = _prompts(prompt or [], prompt_file) if conversations is None else []
+    if conversations is not None and (image or audio):
+        raise InvalidInput("--image and --audio are for --prompt; leave them out with a file of messages.")
+    if (image or audio) and not prompt and prompt_file is None:
+        texts = [""]  # a model that writes what it hears needs no words
+    else:
+        texts = _prompts(prompt or [], prompt_file) if conversations is None else []
 
     loaded = method.loaded()
+    more = None
     if conversations is None:
+        more = model_prompt(
+            loaded,
+            method.target,
+            texts,
+            images=image or (),
+            sounds=audio or (),
+            chat=chat,
+            trust_remote_code=trust_remote_code,
+        )
+    if more is not None:
+        given = more.texts
+    elif conversations is None:
         given = encoded(loaded.tokenizer, texts, chat=chat)
     else:
         given = [encoded_chat(loaded.tokenizer, one, [""] * (len(one.chat) - 1)) for one in conversations]
@@ -260,7 +294,7 @@ def generate(
 
     streamed = len(given) == 1 and not as_json
     generation = decoder.generate(
-        given,
+        given if more is None else more,
         max_new_tokens=max_new_tokens,
         sampling=method.sampling,
         constraint=method.constraint(loaded),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -11,17 +10,17 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
 from draftwood.backends.kinds.given_keys import given_keys
 from draftwood.backends.model.features import Pieces
 from draftwood.backends.model.model_backend import ModelBackend
+from draftwood.backends.model.model_cache import cache_of_row, empty_cache, inputs_of_row, written_layers
 from draftwood.backends.model.prompt_check import check_behind
 from draftwood.backends.model.prompt_reading import read_prompt
 from draftwood.backends.nodes import validation
 from draftwood.backends.nodes.row_inputs import RowInputs
-from draftwood.backends.structure.forward import cache_argument, guarded_pass, takes
+from draftwood.backends.structure.forward import cache_argument, decoder_prefix, guarded_pass, takes
 from draftwood.backends.weights.streamed import read_ahead
 from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.protocols.model_prompt import ModelPrompt
@@ -57,6 +56,7 @@ class UnrolledRow:
         uncommitted: the same of the uncommitted nodes, `[nodes, width]` a pass.
         given: what its passes are given besides tokens; None where it only holds tokens.
         seen: bool `[columns]`, the columns of its prompt that a mask shows; None where it shows all.
+        source: of an encoder-decoder, what all of its passes are given of the source, of one row.
     """
 
     cache: Cache | None = None
@@ -68,10 +68,13 @@ class UnrolledRow:
     uncommitted: list[Tensor] = attrs.field(factory=list)
     given: RowInputs | None = None
     seen: Tensor | None = None
+    source: Mapping[str, Any] = attrs.field(factory=dict)
 
     def after(self, cache: Cache | None, length: int, features: Pieces) -> UnrolledRow:
         """The row with so many committed tokens, and no uncommitted nodes."""
-        return UnrolledRow(cache, length, features=features, given=self.given, seen=self.seen)
+        return UnrolledRow(
+            cache, length, features=features, given=self.given, seen=self.seen, source=self.source
+        )
 
     def path(self, node: int) -> list[int]:
         """Nodes from the root to `node`."""
@@ -93,7 +96,7 @@ class UnrolledBackend(ModelBackend):
     gives_first_logits = True
 
     def __init__(self, model: Any, *, chunk: int = 1024) -> None:
-        """Serve `model`, a decoder-only transformers model; see `ModelBackend`.
+        """Serve `model`, of transformers; see `ModelBackend`. An encoder-decoder only reads `ModelPrompt`s.
 
         Raises:
             InvalidInput: a model in training mode, or `chunk` below 1.
@@ -103,7 +106,8 @@ class UnrolledBackend(ModelBackend):
         self._rows: list[UnrolledRow] = []
         self._pass_features: Tensor
         self._prefill_options = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
-        self._takes_positions = takes(model, "position_ids")
+        self._prefix = decoder_prefix(model)
+        self._takes_positions = takes(model, f"{self._prefix}position_ids")
         self._cache_name = cache_argument(model)
 
     @property
@@ -119,6 +123,7 @@ class UnrolledBackend(ModelBackend):
             OutOfMemory: the rows do not fit; those that were there are as they were.
         """
         texts = validation.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
+        self._check_source(texts)
         with guarded_pass(len(self._rows) + len(texts)):
             self._rows += [self._advance(UnrolledRow(), text) for text in texts]
 
@@ -126,12 +131,20 @@ class UnrolledBackend(ModelBackend):
         """Append rows and return the logits after each row's last token; a row has at least one."""
         texts = validation.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
         validation.check_filled(texts)
+        self._check_source(texts)
         with guarded_pass(len(self._rows) + len(texts)):
             new = [self._read(UnrolledRow(), text, prompt=len(text)) for text in texts]
             logits = [last for _, last in new]
             stacked = torch.stack(logits) if logits else torch.empty(0, self.vocab_size, device=self.device)
         self._rows += [row for row, _ in new]
         return stacked
+
+    def _check_source(self, texts: Sequence[Tensor]) -> None:
+        if self._prefix and texts:
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} is an encoder-decoder, which writes about a source; give "
+                "ModelPrompt.of(model, **inputs), with what its processor or tokenizer returns."
+            )
 
     def take_over(self, cache: Any, lengths: Sequence[int]) -> None:
         """Take over a cache of attention layers, as `StateBackend.take_over` says.
@@ -178,6 +191,7 @@ class UnrolledBackend(ModelBackend):
                     features=read.features[row],
                     given=read.inputs.keep([row]),
                     seen=None if bool(read.seen[row].all()) else read.seen[row],
+                    source=inputs_of_row(read.source, row),
                 )
                 for row, length in enumerate(read.lengths)
             ]
@@ -289,7 +303,7 @@ class UnrolledBackend(ModelBackend):
             length += len(chunk)
             if self._reader is not None:
                 features = self._reader.trimmed([*features, self._pass_features[0]])
-        if not any(getattr(layer, "is_initialized", True) for layer in cache.layers):
+        if not any(getattr(layer, "is_initialized", True) for layer in written_layers(cache)):
             raise UnsupportedModel(
                 f"{type(self.model).__name__} keeps no cache, so it reads the whole text again for every "
                 "token; use a model with one."
@@ -297,42 +311,25 @@ class UnrolledBackend(ModelBackend):
         return row.after(cache, length, features), logits[0, -1].clone()
 
     def _new_cache(self, *, prompt: int) -> Cache:
-        """An empty cache for a text whose prompt has so many tokens, the first root among them."""
-        cache = DynamicCache(config=self.model.config)
-        for layer in cache.layers:
-            # Such a layer keeps the prompt in sight for ever.
-            if hasattr(layer, "set_prefill_length"):
-                layer.set_prefill_length(prompt)
-        return cache
+        return empty_cache(self.model, prompt=prompt)
 
     def _copied(self, cache: Cache | None, *, copies: int, index: int = 0) -> Cache:
         """Returns row `index` of `cache`, `copies` times, in new tensors; a new cache for None."""
         if cache is None:
             return self._new_cache(prompt=1)
-        copied = copy.copy(cache)
-        copied.layers = [copy.copy(layer) for layer in cache.layers]
-        for layer in copied.layers:
-            # Recurrent layers keep their states in dicts, which reordering would change under the original.
-            vars(layer).update({name: dict(v) for name, v in vars(layer).items() if isinstance(v, dict)})
-        copied.reorder_cache(torch.full((copies,), index, device=self.device))  # type: ignore[arg-type]
-        for layer in copied.layers:
-            # Reordering may leave out what is still empty, but its number of rows counts.
-            for name in ("keys", "values"):
-                states = getattr(layer, name, None)
-                if states is not None and states.dim() > 1 and not states.numel() and len(states) != copies:
-                    setattr(layer, name, states.new_empty(copies, *states.shape[1:]))
-        return copied
+        return cache_of_row(cache, index, copies=copies, device=self.device)
 
     def _run(self, cache: Cache, tokens: Tensor, row: UnrolledRow, *, start: int, **options: Any) -> Tensor:
         """Feed `tokens` `[batch, n]` of `row` after the `start` in `cache`; logits `[batch, n, vocab]`.
 
         Where features are kept, `_pass_features` then holds the features of the pass, `[batch, n, width]`.
         """
+        prefix = self._prefix
         if self._takes_positions:
             positions = np.arange(start, start + tokens.shape[1])[None]
             positions = positions if row.given is None else row.given.positions(positions)
             shape = (*positions.shape[:-2], *tokens.shape)
-            options["position_ids"] = torch.from_numpy(positions).to(self.device).expand(shape)
+            options[f"{prefix}position_ids"] = torch.from_numpy(positions).to(self.device).expand(shape)
         if row.given is not None:
             constants = row.given.options(tokens.shape[1])
             options |= {name: one.expand(len(tokens), *one.shape[1:]) for name, one in constants.items()}
@@ -340,10 +337,11 @@ class UnrolledBackend(ModelBackend):
             hidden = int((~row.seen).sum())
             mask = torch.ones(hidden + start + tokens.shape[1], dtype=torch.int64, device=self.device)
             mask[: len(row.seen)] = row.seen
-            options["attention_mask"] = mask.expand(len(tokens), -1).contiguous()
+            options[f"{prefix}attention_mask"] = mask.expand(len(tokens), -1).contiguous()
         if self.model.training != self._training:
             self._refuse_mode()
-        options |= {"input_ids": tokens.to(self.device), self._cache_name: cache}
+        options |= inputs_of_row(row.source, 0, copies=len(tokens))
+        options |= {f"{prefix}input_ids": tokens.to(self.device), self._cache_name: cache}
         options |= {"use_cache": True, "return_dict": True}
         if self._reader is not None:
             self._pass_features, output = self._reader.read(options)
@@ -364,5 +362,5 @@ def _can_be_cut(cache: Cache) -> bool:
         return next(level for level, kind in enumerate(kinds) if name in vars(kind))
 
     return cache.is_croppable and all(
-        defined_at(layer, "crop") <= defined_at(layer, "__init__") for layer in cache.layers
+        defined_at(layer, "crop") <= defined_at(layer, "__init__") for layer in written_layers(cache)
     )

@@ -75,7 +75,7 @@ def load(
     engine: Engine = "eager",
     weights: Weights | None = None,
 ) -> StateBackend:
-    """Returns a backend for a decoder-only model.
+    """Returns a backend for a decoder-only model or an encoder-decoder.
 
     Args:
         model: a transformers model, a folder, a name on the Hugging Face hub, or a GGUF file, which llama.cpp
@@ -108,8 +108,8 @@ def load(
 
     Raises:
         InvalidInput: a folder that is missing or corrupt, an unknown option, a model in training mode.
-        UnsupportedModel: no safetensors, remote code, an encoder-decoder, a recurrent layer of an unknown
-            kind, a model that fails the self-check, or one whose passes the engine does not run.
+        UnsupportedModel: no safetensors, remote code, a recurrent layer of an unknown kind, a model that
+            fails the self-check, or one whose passes the engine does not run.
         OutOfMemory: the weights or the self-check did not fit.
     """
     warn_if_untested()
@@ -152,7 +152,9 @@ def _backend(
     """The backend of a model as it is now, which takes up later changes by being made here again."""
     refuse_unserved(model.config)
     backend: Any
-    if attention == "mask":
+    if model.config.is_encoder_decoder:
+        backend = _encoder_decoder(model, attention)
+    elif attention == "mask":
         backend = _by_mask(model)
     elif attention == "paths" and not _is_recurrent(model):
         backend = with_longrope(model, UnrolledBackend)
@@ -161,6 +163,16 @@ def _backend(
     backend = with_engine(backend, engine, capture, weights)
     backend.made_by(model, lambda: _backend(model, attention, capture, engine, weights))
     return backend  # type: ignore[no-any-return]
+
+
+def _encoder_decoder(model: Any, attention: Attention) -> StateBackend:
+    """The backend of a model whose prompts have a source; the first prompt shows whether it is right."""
+    if attention == "mask":
+        raise UnsupportedModel(
+            f"{type(model).__name__} is an encoder-decoder, whose trees run path by path; load it with "
+            'attention="auto".'
+        )
+    return UnrolledBackend(model)
 
 
 def load_model(
@@ -220,10 +232,6 @@ def load_model(
 
 def refuse_unserved(config: Any) -> None:
     """Raise `UnsupportedModel` for the families that no backend supports."""
-    if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModel(
-            f"{config.model_type} is an encoder-decoder; draftwood supports decoder-only language models."
-        )
     try:
         layers = DynamicCache(config=config).layers
     except Exception as error:  # configs of models that bring a cache class fail in many ways

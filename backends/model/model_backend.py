@@ -27,7 +27,7 @@ from draftwood.protocols import StateBackend
 
 
 class ModelBackend(RenewedBackend):
-    """Abstract: a backend that runs a decoder-only transformers model.
+    """Abstract: a backend that runs a transformers model.
 
     Attributes:
         model: the transformers model, in evaluation mode.

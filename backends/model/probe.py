@@ -8,6 +8,7 @@ them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -169,10 +170,11 @@ def moved_logits(model: Any, text: list[int], *, by: float) -> Tensor:
         hook.remove()
 
 
-def arithmetic(model: Any) -> torch.dtype:
+def arithmetic(model: Any, *, run: Callable[[], Any] | None = None) -> torch.dtype:
     """The dtype of the model's matrix products: a narrower one than its weights' under autocast.
 
-    Seen in a pass, as autocast may be inside the forward, where accelerate puts it.
+    Seen in a pass, as autocast may be inside the forward, where accelerate puts it; `run` makes one where the
+    model needs more than words.
     """
     seen: list[torch.dtype] = []
     head = model.get_output_embeddings()
@@ -180,7 +182,7 @@ def arithmetic(model: Any) -> torch.dtype:
         return model.dtype  # type: ignore[no-any-return]
     hook = head.register_forward_hook(lambda _, __, output: seen.append(output.dtype))
     try:
-        plain_logits(model, [1, 2, 3])
+        plain_logits(model, [1, 2, 3]) if run is None else run()
     finally:
         hook.remove()
     dtypes: list[torch.dtype] = [model.dtype, *(dtype for dtype in seen if dtype.is_floating_point)]

@@ -12,14 +12,16 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers.cache_utils import Cache
 
+from draftwood.backends.model.model_cache import empty_cache
 from draftwood.backends.model.probe import COARSE, LIMIT, arithmetic, difference
 from draftwood.backends.model.prompt_reading import PromptForward
 from draftwood.backends.recurrent.rebuild import reference
 from draftwood.backends.structure.forward import guarded_pass
 from draftwood.backends.weights.quantized import rounds_activations
-from draftwood.base.errors import UnsupportedModel
+from draftwood.base.errors import DraftwoodError, UnsupportedModel
+from draftwood.base.machine_faults import machine_fault
 from draftwood.base.model_key import ModelKey
 from draftwood.protocols import StateBackend
 from draftwood.protocols.model_prompt import ModelPrompt
@@ -51,10 +53,18 @@ def check_behind(backend: StateBackend, prompt: ModelPrompt, logits: Tensor) -> 
     have = len(backend.lengths) - len(prompt)
     try:
         off = _difference_behind(backend, reference(model), prompt, logits)
-    except BaseException:
+    except BaseException as error:
         backend.release(range(have, have + len(prompt)))
-        raise
-    most = COARSE if rounds_activations(model) else LIMIT.get(arithmetic(model), 0.2)
+        if isinstance(error, DraftwoodError) or not isinstance(error, Exception) or machine_fault(error):
+            raise
+        raise UnsupportedModel(
+            f"After this prompt, {type(model).__name__} cannot go on from its cache by several tokens "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:160].rstrip('.')}); decode without "
+            "custom_generate=."
+        ) from error
+    # An encoder-decoder gives nothing for words only.
+    dtype = arithmetic(model, run=(lambda: own_steps(model, prompt, [])) if prompt.encoded else None)
+    most = COARSE if rounds_activations(model) else LIMIT.get(dtype, 0.2)
     # The negation catches NaN too.
     if not off <= most:
         backend.release(range(have, have + len(prompt)))
@@ -84,7 +94,7 @@ def _difference_behind(backend: StateBackend, model: Any, prompt: ModelPrompt, f
 
 def own_steps(model: Any, prompt: ModelPrompt, written: list[int]) -> Tensor:
     """Logits `[rows, len(written) + 1, vocab]` of the model's own steps after `prompt` over these tokens."""
-    forward = PromptForward(model, prompt, DynamicCache(config=model.config))
+    forward = PromptForward(model, prompt, empty_cache(model))
     with guarded_pass(len(prompt)):
         output = model(**forward.first())
         logits = [output.logits[:, -1]]
@@ -95,7 +105,11 @@ def own_steps(model: Any, prompt: ModelPrompt, written: list[int]) -> Tensor:
 
 
 def _names(prompt: ModelPrompt) -> list[str]:
-    return sorted(name for name, value in prompt.inputs.items() if isinstance(value, Tensor) or value)
+    return sorted(
+        name
+        for name, value in prompt.inputs.items()
+        if isinstance(value, Tensor) or (value and not isinstance(value, bool | int | Cache))
+    )
 
 
 def _kind(prompt: ModelPrompt) -> Any:

@@ -12,10 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import Cache
+from transformers.utils import ModelOutput
 
 from draftwood.backends.model.features import Features, Pieces
+from draftwood.backends.model.model_cache import copied_inputs
 from draftwood.backends.nodes.row_inputs import RowInputs
-from draftwood.backends.structure.forward import cache_argument, input_device
+from draftwood.backends.structure.forward import cache_argument, decoder_prefix, input_device
 from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.decoding.given_cache import filled_cache
 from draftwood.protocols.model_prompt import ModelPrompt, has_holes
@@ -36,6 +38,7 @@ class PromptRead:
         seen: bool `[rows, columns]` on the host, the cached columns that later tokens may see.
         inputs: what every later pass of a row is given besides tokens.
         features: of every row, where a reader was given.
+        source: what every later pass of an encoder-decoder is given of its source, for all rows.
     """
 
     logits: Tensor
@@ -43,6 +46,7 @@ class PromptRead:
     seen: Tensor
     inputs: RowInputs
     features: list[Pieces]
+    source: Mapping[str, Any] = attrs.field(factory=dict)
 
     @property
     def lengths(self) -> list[int]:
@@ -61,12 +65,15 @@ class PromptForward:
     def __init__(self, module: Any, prompt: ModelPrompt, cache: Cache) -> None:
         """Begin with `prompt`; a filled cache that it brings is copied, else `cache` is filled."""
         self.module, device = module, input_device(module)
+        self.prefix = decoder_prefix(module)
         self._ids = prompt.ids.to(device)
         self._kwargs = dict(prompt.inputs)
         caches = (name for name, value in self._kwargs.items() if isinstance(value, Cache))
         name, self._cached = next(caches, cache_argument(module)), 0
         if (given := filled_cache(self._kwargs)) is not None:
             cache, self._cached = copy.deepcopy(given), _columns(given, otherwise=0)
+        if prompt.encoded:  # some models add to it in place, and it may be read again
+            self._kwargs["encoder_outputs"] = copied_inputs(self._kwargs["encoder_outputs"])
         self._kwargs |= {name: cache, "use_cache": True}
         self.cache = cache
         self.seen: Tensor | None = None
@@ -75,17 +82,19 @@ class PromptForward:
         """Returns the inputs of the first forward."""
         step: dict[str, Any] = {"is_first_iteration": True}
         if self._cached:
-            embedded = self._kwargs.get("inputs_embeds")
+            embedded = None if self.prefix else self._kwargs.get("inputs_embeds")
             whole = self._ids.shape[1] if embedded is None else embedded.shape[1]
             step["next_sequence_length"] = whole - self._cached
         inputs = self._prepared(step)
-        mask = inputs.get("attention_mask")
+        mask = inputs.get(f"{self.prefix}attention_mask")
         self.seen = mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
         return inputs
 
     def next(self, output: Any, tokens: Tensor) -> dict[str, Any]:
         """Returns the inputs of the forward after `output`, which reads `tokens` `[rows]`."""
-        self._kwargs = self.module._update_model_kwargs_for_generation(output, self._kwargs)
+        self._kwargs = self.module._update_model_kwargs_for_generation(
+            output, self._kwargs, is_encoder_decoder=bool(self.prefix)
+        )
         found = next((v for v in self._kwargs.values() if isinstance(v, Cache)), None)
         self.cache = self.cache if found is None else found
         self._ids = torch.cat([self._ids, tokens.to(self._ids)[:, None]], 1)
@@ -120,7 +129,8 @@ def read_prompt(
         found, output = reader.read(inputs)
     rows = len(prompt)
     step = forward.next(output, torch.zeros(rows, dtype=torch.int64))
-    read = step["inputs_embeds"] if step.get("input_ids") is None else step["input_ids"]
+    prefix = forward.prefix
+    read = step["inputs_embeds"] if step.get(f"{prefix}input_ids") is None else step[f"{prefix}input_ids"]
     if read.shape[1] != 1:
         raise UnsupportedModel(
             f"generate() of {type(module).__name__} reads {read.shape[1]} columns for every new token after "
@@ -138,7 +148,24 @@ def read_prompt(
         features = [
             reader.trimmed([states[row[-len(states) :]]]) for states, row in zip(found, seen, strict=True)
         ]
-    return PromptRead(output.logits[:, -1].clone(), forward.cache, seen, _row_inputs(step, seen), features)
+    return PromptRead(
+        output.logits[:, -1].clone(),
+        forward.cache,
+        seen,
+        _row_inputs(step, seen, prefix),
+        features,
+        _source_inputs(step) if prefix else {},
+    )
+
+
+def _source_inputs(step: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the tensors of the step after the prompt that say nothing of what is written."""
+    return {
+        name: value
+        for name, value in step.items()
+        if isinstance(value, Tensor | ModelOutput | tuple | list)
+        and name not in ("decoder_input_ids", "decoder_attention_mask", "decoder_position_ids")
+    }
 
 
 def _columns(cache: Any, *, otherwise: int) -> int:
@@ -153,6 +180,9 @@ def _seen(mask: Tensor | None, rows: int, columns: int) -> Tensor:
     """The cached columns that the mask of the forward shows, bool `[rows, columns]` on the host."""
     if mask is None or bool(mask.bool().all()):
         return torch.ones(rows, columns, dtype=torch.bool)
+    if len(mask) == rows and mask.shape[1] < columns:
+        # Some models put what they see before the text, and mask the text only.
+        mask = torch.nn.functional.pad(mask, (columns - mask.shape[1], 0), value=1)
     if mask.shape != (rows, columns):
         raise InvalidInput(
             f"attention_mask has shape {tuple(mask.shape)} and the model read {columns} columns of {rows} "
@@ -161,10 +191,10 @@ def _seen(mask: Tensor | None, rows: int, columns: int) -> Tensor:
     return mask.bool().cpu()
 
 
-def _row_inputs(step: Mapping[str, Any], seen: Tensor) -> RowInputs:
+def _row_inputs(step: Mapping[str, Any], seen: Tensor, prefix: str) -> RowInputs:
     """Returns the inputs of later passes, from the inputs of the step after the prompt."""
     (rows, columns), held = seen.shape, seen.sum(1).numpy()
-    positions = step.get("position_ids")
+    positions = step.get(f"{prefix}position_ids")
     if positions is None:
         shift = columns - held
     else:

@@ -62,6 +62,11 @@ def takes(model: Any, argument: str) -> bool:
     return argument in parameters
 
 
+def decoder_prefix(model: Any) -> str:
+    """Returns `decoder_` for an encoder-decoder, whose inputs for a text have this prefix; else nothing."""
+    return "decoder_" if model.config.is_encoder_decoder else ""
+
+
 def cache_argument(model: Any) -> str:
     """The name by which the forward of a model or layer takes its cache; transformers has had three."""
     # From 5.24 on it is `cache`, which the older names are mapped to.

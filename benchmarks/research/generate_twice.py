@@ -28,6 +28,8 @@ from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejectio
 TIE = 1e-4
 """Difference of two logits below which either token is right: passes of other shapes round otherwise."""
 
+_INNER = ("attentions", "hidden_states")
+
 # Modules of transformers that tests of other versions import names from which are not there, or no longer.
 _OTHER_VERSIONS = (
     "transformers.integrations.tensor_parallel",
@@ -99,7 +101,8 @@ def _compared(plain: Any, tree: Any, *, tied: Callable[[], bool]) -> Judged:
             return Judged("equal")
         return Judged("wrong", f"{right.tolist()} in place of {left.tolist()}")
     if not isinstance(plain, Tensor):
-        for name in ("scores", "logits", "attentions", "hidden_states"):
+        inner = [f"{part}{kind}" for part in ("", "encoder_", "decoder_") for kind in _INNER]
+        for name in ("scores", "logits", "cross_attentions", *inner):
             if not _close(getattr(plain, name, None), getattr(tree, name, None)):
                 return Judged("wrong", f"other {name}")
     return Judged("equal")
@@ -174,13 +177,8 @@ class GenerateTwice:
     _inside: bool = False
 
     def pytest_configure(self) -> None:
-        """Replace `generate`, and give tests of other versions the names that they import and do not need."""
-        pipelines: Any = types.ModuleType(_NOT_NEEDED)
-        pipelines.__getattr__ = lambda name: _otherwise(name, type(name, (), {}))
-        sys.modules[_NOT_NEEDED] = pipelines
-        for name in _OTHER_VERSIONS:
-            module: Any = importlib.import_module(name)
-            module.__getattr__ = lambda name: _otherwise(name, None)
+        """Replace `generate`, and let tests of other versions be imported."""
+        import_names_of_other_versions()
         self.install()
 
     def pytest_runtest_setup(self, item: Any) -> None:
@@ -198,7 +196,7 @@ class GenerateTwice:
         judged = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
         def generate(model: Any, *args: Any, **kwargs: Any) -> Any:
-            own = self._inside or "custom_generate" in kwargs or model.config.is_encoder_decoder
+            own = self._inside or "custom_generate" in kwargs
             if own or _mode(model, kwargs) not in judged:
                 return original(model, *args, **kwargs)
             call, start = _copied((args, kwargs)), torch.get_rng_state()
@@ -221,6 +219,16 @@ class GenerateTwice:
             return plain
 
         GenerationMixin.generate = generate  # type: ignore[method-assign]
+
+
+def import_names_of_other_versions() -> None:
+    """Give tests of other versions of transformers the names that they import and do not need."""
+    pipelines: Any = types.ModuleType(_NOT_NEEDED)
+    pipelines.__getattr__ = lambda name: _otherwise(name, type(name, (), {}))
+    sys.modules[_NOT_NEEDED] = pipelines
+    for name in _OTHER_VERSIONS:
+        module: Any = importlib.import_module(name)
+        module.__getattr__ = lambda name: _otherwise(name, None)
 
 
 def _otherwise(name: str, value: Any) -> Any:

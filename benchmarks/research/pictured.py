@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,10 +13,12 @@ import torch
 import typer
 from rich.console import Console
 
+from benchmarks.research import encoder_decoders
 from benchmarks.research.families import TABLE as FAMILIES
 from benchmarks.research.families import each, settle, write
 from benchmarks.research.families_check import Known
 from benchmarks.research.pictured_models import build_pictured, pictured_families, pictured_prompt
+from benchmarks.research.tester_models import tester_prompt, with_other_numbers
 from draftwood import custom_generate
 from draftwood.apps.terminal.progress import watched
 from draftwood.base.errors import DraftwoodError
@@ -36,14 +39,15 @@ class PicturedFinding:
     Attributes:
         family: transformers' `model_type`.
         model: the class; empty where it could not be built.
-        result: "served", "refused", "differs", "not built", "not finished" or "encoder-decoder"; "no prompt":
-            in no form of images or sound that is tried the model makes features; "not read": `generate()`
-            itself refuses the prompt.
+        result: "served", "refused", "differs", "not built" or "not finished"; "no prompt": the model makes
+            features of no form of images or sound that is tried; "not read": `generate()` itself refuses
+            the prompt.
         backend: the class of the backend.
         reads: the inputs besides text.
         rows: rows whose greedy text is that of `generate()`, of two rows that differ in text and image.
         matters: whether other images, with the same text, lead to another text.
         reason: of anything but "served".
+        built: "ours", or "tests": with the tiny model and prompt of transformers' own tests.
     """
 
     family: str
@@ -54,12 +58,17 @@ class PicturedFinding:
     rows: int | None = None
     matters: bool | None = None
     reason: str = ""
+    built: str = "ours"
 
 
 def pictured(
     names: Annotated[list[str] | None, typer.Argument(help="Families; default: all.")] = None,
     limit: Annotated[float, typer.Option(help="Seconds a family may take.", min=1)] = 90,
     jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
+    checkout: Annotated[
+        Path | None,
+        typer.Option(help="A checkout of transformers: where no prompt of ours is read, its tests give one."),
+    ] = None,
     output: Annotated[
         Path, typer.Option(help="The table; if families are named, only their lines are made anew.")
     ] = TABLE,
@@ -70,6 +79,7 @@ def pictured(
     Examples:
       python -m benchmarks pictured
       python -m benchmarks pictured llava qwen3_vl
+      python -m benchmarks pictured --checkout transformers
     """
     settle()
     chosen = names or pictured_families()
@@ -77,7 +87,8 @@ def pictured(
         output.unlink(missing_ok=True)
 
     def written() -> Iterator[PicturedFinding]:
-        for finding in each(chosen, look, _unfinished, limit=limit, jobs=jobs):
+        each_look = partial(look, checkout=checkout and checkout.resolve())
+        for finding in each(chosen, each_look, _unfinished, limit=limit, jobs=jobs):
             write(output, finding, command="pictured")
             yield finding
 
@@ -89,28 +100,51 @@ def pictured(
     typer.echo(", ".join(f"{count} {result}" for result, count in counts.most_common()) + ".")
 
 
-def look(family: str) -> PicturedFinding:
-    """Returns the finding of a family."""
+def look(family: str, *, checkout: Path | None = None) -> PicturedFinding:
+    """Returns the finding of a family; where it reads no prompt of ours, with one of transformers' tests."""
+    finding = _look(family)
+    if checkout is None or finding.result in ("served", "differs"):
+        return finding
+    try:
+        found = tester_prompt(family, checkout)
+    except Exception:  # tests of another version fail in any way
+        return finding
+    if found is None:
+        return finding
+    model, prompt = found
+    of_tests = PicturedFinding(family, type(model).__name__, built="tests")
+    of_tests = _compared(of_tests, model, prompt, with_other_numbers(prompt))
+    return finding if of_tests.result == "not read" else of_tests
+
+
+def _look(family: str) -> PicturedFinding:
     try:
         model = build_pictured(family, reach=REACH)
     except Exception as error:
         return PicturedFinding(family, result="not built", reason=_said(error))
     finding = PicturedFinding(family, type(model).__name__)
     if model.config.is_encoder_decoder:
-        return attrs.evolve(finding, result="encoder-decoder")
+        return _of_encoder_decoder(family)
     prompt = pictured_prompt(model)
     if prompt is None:
         return attrs.evolve(finding, result="no prompt")
+    return _compared(finding, model, prompt, {**prompt, **(pictured_prompt(model, seed=1) or {})})
+
+
+def _compared(
+    finding: PicturedFinding, model: Any, prompt: dict[str, Any], other: dict[str, Any]
+) -> PicturedFinding:
+    """Returns the finding of a model for a prompt of two rows; `other` has other images."""
     finding = attrs.evolve(finding, reads=" ".join(sorted(prompt.keys() - {"input_ids", "attention_mask"})))
     try:
         plain = _text(model, prompt)
-        other = _text(model, {**prompt, **(pictured_prompt(model, seed=1) or {})})
-        words = ModelPrompt.of(model, **prompt).words
+        elsewhere = _text(model, other)
+        read = ModelPrompt.of(model, **prompt)
     except Exception as error:
         return attrs.evolve(finding, result="not read", reason=_said(error))
-    finding = attrs.evolve(finding, matters=not torch.equal(plain, other))
-    begins = prompt["input_ids"].shape[1]
-    texts = [read + row[begins:] for read, row in zip(words, plain.tolist(), strict=True)]
+    finding = attrs.evolve(finding, matters=not torch.equal(plain, elsewhere))
+    begins = read.ids.shape[1]
+    texts = [words + row[begins:] for words, row in zip(read.words, plain.tolist(), strict=True)]
     drafter = ModelDrafter(Known(texts, model.get_output_embeddings().weight.shape[0]))
     loop = custom_generate(drafter=drafter, policy=FixedTree(3, 2, 10, 0.0, "top-k"), verifier=Greedy())
     try:
@@ -123,6 +157,20 @@ def look(family: str) -> PicturedFinding:
     backend = type(loop.target).__name__
     return attrs.evolve(
         finding, result="served" if rows == len(plain) else "differs", backend=backend, rows=rows
+    )
+
+
+def _of_encoder_decoder(family: str) -> PicturedFinding:
+    found = encoder_decoders.look(family)
+    return PicturedFinding(
+        family,
+        found.model,
+        found.result,
+        found.backend,
+        found.reads,
+        rows=found.rows,
+        matters=found.matters,
+        reason=found.reason,
     )
 
 

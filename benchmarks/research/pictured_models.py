@@ -49,7 +49,11 @@ def pictured_families() -> list[str]:
 def build_pictured(family: str, *, reach: int) -> Any:
     """A tiny model of `family`, with placeholders inside its vocabulary."""
     classes = modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
-    model = build(family, reach=reach, classes=classes, more=GIVEN.get(family))
+    return with_placeholders(build(family, reach=reach, classes=classes, more=GIVEN.get(family)))
+
+
+def with_placeholders(model: Any) -> Any:
+    """Returns `model`, whose configuration now has placeholders inside its vocabulary."""
     owned = [getattr(part, "config", None) for part in model.modules()]
     whole = [config for config in owned if isinstance(config, hf.PreTrainedConfig)]
     for config in {id(one): one for every in whole for one in (every, *_parts(every))}.values():
@@ -155,7 +159,9 @@ def _sound(model: Any, chance: torch.Generator) -> Iterator[Inputs]:
     ear = _part(
         model, "audio_config", "audio_encoder_config", "encoder_config", "acoustic_tokenizer_encoder_config"
     )
-    bins = _number(ear, "num_mel_bins", "input_dim", "feature_size", "n_mels", otherwise=80)
+    bins = _number(
+        ear, "num_mel_bins", "input_feat_per_channel", "input_dim", "feature_size", "n_mels", otherwise=80
+    )
     most = 2 * _number(ear, "max_source_positions", otherwise=100)
     for frames in dict.fromkeys((min(most, 3000), 200, 64)):
         for shape in ((2, bins, frames), (2, frames, bins)):

@@ -20,14 +20,18 @@ from draftwood.base.errors import InvalidInput
 
 TABLE = FAMILIES_TABLE.with_name("transformers-tests.csv")
 FAMILIES = (
-    *("llama", "gpt2", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3"),
+    *("llama", "gpt2", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2"),
     *("phi", "phi3", "gpt_neo", "gpt_neox", "gptj", "codegen", "gpt_bigcode", "gpt_oss", "bloom"),
     *("mpt", "falcon", "stablelm", "starcoder2", "olmo", "olmo2", "cohere", "cohere2", "granite", "helium"),
     *("smollm3", "exaone4", "deepseek_v3", "mamba", "mamba2", "falcon_mamba", "bamba", "falcon_h1"),
     *("granitemoehybrid", "jamba", "zamba2", "nemotron_h", "qwen3_next", "lfm2", "recurrent_gemma"),
     *("llava", "qwen2_vl", "qwen2_5_vl", "idefics3", "smolvlm", "internvl"),
+    *("llava_next", "llava_onevision", "vipllava", "video_llava", "paligemma", "qwen3_vl", "glm4v", "aria"),
+    *("aya_vision", "mistral3", "gemma3", "got_ocr2", "idefics2", "instructblip", "ovis2", "voxtral"),
+    *("bart", "t5", "marian", "mbart", "pegasus", "whisper", "mt5", "led", "speech_to_text", "blenderbot"),
 )
-"""Families of every kind: attention with and without windows, by paths, recurrent, hybrid, with images."""
+"""Families of every kind: attention with and without windows, by paths, recurrent, hybrid, with images or
+sound, and encoder-decoders."""
 
 _NEEDED = ("pytest", "parameterized", "httpx")
 # Compilation, and packages or devices that are not asked for here.

@@ -197,7 +197,7 @@ def families_refused() -> str:
     """Returns a table with one row for every refused family, with the message of `load` or transformers."""
     rows = [
         f"| `{line['family']}` | {line['result']} | {line['reason'].replace('|', '/').replace('<', '(')} |"
-        for line in _families("refused", "no text alone", "encoder-decoder", "not built")
+        for line in _families("refused", "no text alone", "not built")
     ]
     return "\n".join(["| family | | message |", "|---|---|---|", *rows])
 
@@ -216,15 +216,35 @@ def families_images() -> str:
     ]
     rows = [
         f"| `{line['family']}` | {line['result']} | {line['backend']} | {line['rows']} of 2 | "
-        f"{line['reads'].replace('_', ' ') or line['reason']} |"
+        f"{line['reads'].replace('_', ' ') or line['reason']} | {line['built']} |"
         for line in lines
     ]
-    return "\n".join(["| family | | backend | texts | reads |", "|---|---|---|---|---|", *rows])
+    heading = "| family | | backend | texts | reads | prompt |"
+    return "\n".join([heading, "|---|---|---|---|---|---|", *rows])
 
 
 def families_images_counts() -> str:
     """Returns the number of families that read images or sound for every kind of result."""
     counts = Counter(line["result"] for line in _rows("families-images.csv"))
+    rows = [f"| {result} | {count} |" for result, count in counts.most_common()]
+    return "\n".join(["| | families |", "|---|---|", *rows])
+
+
+def families_encoder_decoders() -> str:
+    """Returns a table with one row for every encoder-decoder that was tried."""
+    rows = [
+        f"| `{line['family']}` | {line['result']} | {line['law_s']} | {line['rows'] or 0} of 2 | "
+        f"{line['one'] or 0} of 2 | {line['reads'].replace('_', ' ')} |"
+        for line in _rows("families-encoder-decoders.csv")
+    ]
+    return "\n".join(
+        ["| family | | law S | texts, 2 rows | 1 row | reads |", "|---|---|---|---|---|---|", *rows]
+    )
+
+
+def families_encoder_decoders_counts() -> str:
+    """Returns the number of encoder-decoders for every kind of result."""
+    counts = Counter(line["result"] for line in _rows("families-encoder-decoders.csv"))
     rows = [f"| {result} | {count} |" for result, count in counts.most_common()]
     return "\n".join(["| | families |", "|---|---|", *rows])
 
@@ -345,5 +365,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "families_counts": families_counts,
     "families_images": families_images,
     "families_images_counts": families_images_counts,
+    "families_encoder_decoders": families_encoder_decoders,
+    "families_encoder_decoders_counts": families_encoder_decoders_counts,
     "transformers_tests": transformers_tests,
 }

@@ -239,6 +239,7 @@ class SpeculativeDecoder:
             statistics=statistics,
             padded=padded,
             turn=turn,
+            begins=prompts.ids.shape[1] if isinstance(prompts, ModelPrompt) and prompts.encoded else None,
             **options,
         )
         for row, (of_row, state, row_seed) in enumerate(zip(constraints, states, seeds, strict=True)):
@@ -267,12 +268,15 @@ class SpeculativeDecoder:
         statistics: Statistics | None = None,
         padded: Int[Tensor, "rows length"] | None = None,
         turn: Turn | None = None,
+        begins: int | None = None,
         **options: Unpack[TextOptions],
     ) -> Session:
         """A session without rows, which join, leave and go on between its rounds.
 
         The options hold for rows that are added without their own; seeds of rows that are added without one
-        are spawned from `seed`. The other arguments are the arguments of `stream`.
+        are spawned from `seed`. `begins` is the number of tokens with which texts of an encoder-decoder
+        begin; its forced tokens, and tokens suppressed at the beginning, are then followed. The other
+        arguments are the arguments of `stream`.
         """
         check_names(options)
         renew(self.target, self.drafter, past=None if turn is None else turn.past)
@@ -287,7 +291,10 @@ class SpeculativeDecoder:
         asked = options.get("eos_token_id")
         given = self.target.eos_token_ids if asked is None else asked
         ends = frozenset([given] if isinstance(given, int) else given)
-        processors = self._defaults(ends, sampled_by_default=sampling is None)
+        longest = checked_count("max_new_tokens", options.get("max_new_tokens", 128))
+        processors = self._defaults(
+            ends, sampled_by_default=sampling is None, begins=begins, longest=(begins or 0) + longest
+        )
         sampling = (sampling or SamplingParams()).after(processors)
         check_sampling_fits(self.verifier, sampling)
         keep, pad = keep or TokenDetails(), self._pad(options.get("pad_token_id"))
@@ -313,7 +320,7 @@ class SpeculativeDecoder:
             RowSettings.of(sampling, options.get("draft_sampling"), keep),
             ends,
             processors=processors,
-            max_new_tokens=checked_count("max_new_tokens", options.get("max_new_tokens", 128)),
+            max_new_tokens=longest,
             criteria=criteria,
             tokenizer=tokenizer,
             pad=pad,
@@ -322,11 +329,15 @@ class SpeculativeDecoder:
         )
         return Session(loop, new, max_rows, statistics)
 
-    def _defaults(self, ends: frozenset[int], *, sampled_by_default: bool) -> tuple[Any, ...]:
+    def _defaults(
+        self, ends: frozenset[int], *, sampled_by_default: bool, begins: int | None, longest: int
+    ) -> tuple[Any, ...]:
         """Returns the processors of the target's own defaults; logs once which settings are left out."""
         if not self.follows_defaults:
             return ()
-        defaults = ModelDefaults.of(self.target.model, ends=ends, device=self.target.device)
+        defaults = ModelDefaults.of(
+            self.target.model, ends=ends, device=self.target.device, begins=begins, longest=longest
+        )
         left_out = (*defaults.left_out, *(defaults.sampling if sampled_by_default else ()))
         if left_out and (said := ", ".join(left_out)) not in self._said:
             self._said.add(said)

@@ -38,13 +38,18 @@ _SAMPLING: dict[str, tuple[Any, ...]] = {
 }
 
 
+_OF_BEGINNINGS = ("forced_bos_token_id", "forced_eos_token_id", "begin_suppress_tokens")
+"""Settings that count from the first token that an encoder-decoder writes."""
+
+
 @attrs.frozen(eq=False)
 class ModelDefaults:
     """Defaults of a model's generation config for every text, except for its end.
 
     Attributes:
         processors: transformers' own, in the order in which `generate` applies them: sequence bias,
-            repetition penalty, repeated n-grams, bad words, least length, invalid values, suppressed tokens.
+            repetition penalty, repeated n-grams, bad words, least length, forced tokens, invalid values,
+            suppressed tokens.
         left_out: settings that these processors do not apply, as `name=value`.
         sampling: settings for sampling if the caller gives none, as `name=value`; empty: greedy decoding.
     """
@@ -54,21 +59,35 @@ class ModelDefaults:
     sampling: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, model: Any, *, ends: Collection[int], device: torch.device) -> ModelDefaults:
+    def of(
+        cls,
+        model: Any,
+        *,
+        ends: Collection[int],
+        device: torch.device,
+        begins: int | None = None,
+        longest: int = 0,
+    ) -> ModelDefaults:
         """Returns the defaults of `model`, from its present generation config.
 
         Args:
             model: of transformers; anything else has none.
             ends: tokens that end a text.
             device: of the scores.
+            begins: tokens with which the decoder of an encoder-decoder begins; None for other models, whose
+                prompts differ in length, and whose forced tokens are left out.
+            longest: tokens of an encoder-decoder's text at most, these among them.
         """
         config = getattr(model, "generation_config", None)
         if config is None:
             return cls()
         sampled = bool(getattr(config, "do_sample", False))
+        left_out = {
+            name: off for name, off in _LEFT_OUT.items() if begins is None or name not in _OF_BEGINNINGS
+        }
         return cls(
-            tuple(_processors(config, sorted(ends), device)),
-            _set(config, _LEFT_OUT),
+            tuple(_processors(config, sorted(ends), device, begins, longest)),
+            _set(config, left_out),
             ("do_sample=True", *_set(config, _SAMPLING)) if sampled else (),
         )
 
@@ -78,7 +97,9 @@ def _set(config: Any, settings: dict[str, tuple[Any, ...]]) -> tuple[str, ...]:
     return tuple(f"{name}={value!r}" for name, value in values.items() if value not in settings[name])
 
 
-def _processors(config: Any, ends: list[int], device: torch.device) -> list[Any]:
+def _processors(
+    config: Any, ends: list[int], device: torch.device, begins: int | None, longest: int
+) -> list[Any]:
     import transformers as hf
 
     end = torch.tensor(ends, device=device) if ends else None
@@ -93,8 +114,20 @@ def _processors(config: Any, ends: list[int], device: torch.device) -> list[Any]
         made.append(hf.NoBadWordsLogitsProcessor(config.bad_words_ids, end))
     if config.min_length and end is not None:
         made.append(hf.MinLengthLogitsProcessor(config.min_length, end, device=str(device)))
+    forced = None if begins is None else config.forced_bos_token_id
+    if forced is not None:
+        made.append(hf.ForcedBOSTokenLogitsProcessor(forced))
+    if begins is not None and config.forced_eos_token_id is not None:
+        last = config.forced_eos_token_id
+        made.append(hf.ForcedEOSTokenLogitsProcessor(longest, last, device=str(device)))
     if config.remove_invalid_values:
         made.append(hf.InfNanRemoveLogitsProcessor())
     if config.suppress_tokens is not None:
         made.append(hf.SuppressTokensLogitsProcessor(config.suppress_tokens, device=str(device)))
+    if begins is not None and config.begin_suppress_tokens is not None:
+        # As generate() counts: after a forced first token.
+        first = begins if begins > 1 or forced is None else begins + 1
+        made.append(
+            hf.SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, first, device=str(device))
+        )
     return made

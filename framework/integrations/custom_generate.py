@@ -140,6 +140,7 @@ class CustomGenerate:
         synced_gpus: bool = False,
         streamer: Any = None,
         tokenizer: Any = None,
+        inputs_tensor: Tensor | None = None,
         **model_kwargs: Any,
     ) -> Any:
         """Decode as `generate` would; it passes all arguments itself."""
@@ -156,6 +157,7 @@ class CustomGenerate:
                 model_kwargs,
                 input_ids,
                 generation_config,
+                source=inputs_tensor,
                 reads_padding=lambda: self._decoder_of(model, by_forward=False).target.reads_padding,
             )
             if streamer is not None and len(input_ids) > 1:
@@ -190,7 +192,7 @@ class CustomGenerate:
             prompt=input_ids.shape[1],
             columns=None if prompt is None else prompt.columns,
         )
-        return _as_output(generation, None if turn is None else turn.kept, inner)
+        return _as_output(model, generation, None if turn is None else turn.kept, inner)
 
     def _generate(
         self,
@@ -325,18 +327,15 @@ def _turn(model_kwargs: Mapping[str, Any], config: Any, ids: Tensor) -> Turn | N
     return Turn(past) if keeps or past is not None else None
 
 
-def _as_output(generation: Generation, kept: KeptText | None, inner: Mapping[str, Any]) -> Any:
-    from transformers.generation import GenerateDecoderOnlyOutput
+def _as_output(model: Any, generation: Generation, kept: KeptText | None, inner: Mapping[str, Any]) -> Any:
+    from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
+    kind: Any = GenerateEncoderDecoderOutput if model.config.is_encoder_decoder else GenerateDecoderOnlyOutput
     # Up to transformers 5.23 the field of the cache has its older name.
-    fields = {field.name for field in dataclasses.fields(GenerateDecoderOnlyOutput)}
+    fields = {field.name for field in dataclasses.fields(kind)}
     cache: Any = {"cache" if "cache" in fields else "past_key_values": kept}
-    output = GenerateDecoderOnlyOutput(
-        sequences=cast(torch.LongTensor, generation.sequences),
-        scores=cast(Any, generation.scores),  # their tuple holds one tensor, by its annotation
-        logits=cast(Any, generation.logits),
-        **cache,
-        **inner,
+    output = kind(
+        sequences=generation.sequences, scores=generation.scores, logits=generation.logits, **cache, **inner
     )
     output.statistics = generation.statistics
     return output

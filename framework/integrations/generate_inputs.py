@@ -13,7 +13,7 @@ from draftwood.decoding.given_cache import filled_cache
 from draftwood.decoding.kept_text import KeptText
 from draftwood.integrations.generate_call import Call, says_something
 from draftwood.integrations.inner_outputs import FLAGS
-from draftwood.protocols.model_prompt import ModelPrompt, has_holes, placeholders_of
+from draftwood.protocols.model_prompt import ModelPrompt, has_holes
 
 # What `generate` itself prepares for the model, and leaves the text as it is.
 _PREPARED = frozenset({"attention_mask", "logits_to_keep", "use_cache", "return_dict"})
@@ -30,9 +30,12 @@ def prompt_of(
     ids: Tensor,
     config: Any,
     *,
+    source: Tensor | None,
     reads_padding: Callable[[], bool],
 ) -> ModelPrompt | None:
     """Returns the prompt of a call that gives more than a text, or hides tokens of it; None for a text.
+
+    An encoder-decoder always has one.
 
     Args:
         call: of `generate`.
@@ -40,17 +43,16 @@ def prompt_of(
         model_kwargs: the arguments for the model's forward.
         ids: the prompts `[rows, length]`.
         config: the prepared `GenerationConfig`.
+        source: the main input of the call, which an encoder has read.
         reads_padding: asked about padded texts; see `StateBackend`.
 
     Raises:
         InvalidInput: names what was given, and cannot be read.
     """
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise InvalidInput(
-            f"{type(model).__name__} is an encoder-decoder, and its encoder inputs are not supported by "
-            "draft trees; decode without custom_generate=, or use a decoder-only model."
-        )
     _refuse_caches(call, model_kwargs)
+    if getattr(model.config, "is_encoder_decoder", False):
+        given = {name: value for name, value in call.arguments.items() if name in model_kwargs}
+        return ModelPrompt.prepared(model, ids, dict(model_kwargs), given=given, source=source)
     more = _more_than_text(call, model, model_kwargs, ids)
     if _has_virtual_tokens(model):
         more.append("PEFT's learnt tokens")
@@ -75,7 +77,7 @@ def prompt_of(
             "given; give the whole text as input_ids."
         )
     given = {name: value for name, value in call.arguments.items() if not hasattr(config, name)}
-    return ModelPrompt(ids, dict(model_kwargs), given, placeholders_of(model), type(model))
+    return ModelPrompt.prepared(model, ids, dict(model_kwargs), given=given, source=source)
 
 
 def _refuse_caches(call: Call, model_kwargs: Mapping[str, Any]) -> None:

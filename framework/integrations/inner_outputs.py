@@ -13,6 +13,11 @@ from draftwood.base.errors import InvalidInput
 FLAGS = {"output_attentions": "attentions", "output_hidden_states": "hidden_states"}
 """Options of `generate()`, and the field of its output that each fills."""
 
+_OF_DECODER = {
+    "output_attentions": ("decoder_attentions", "cross_attentions"),
+    "output_hidden_states": ("decoder_hidden_states",),
+}
+
 
 def asked(config: Any) -> list[str]:
     """Returns the options of `FLAGS` that a prepared `GenerationConfig` asks for."""
@@ -32,9 +37,10 @@ def refuse_unread(model: Any, config: Any, model_kwargs: Mapping[str, Any]) -> N
     """
     if not (flags := asked(config)):
         return
-    from transformers import DynamicCache
+    from transformers import DynamicCache, EncoderDecoderCache
 
     _, cache = _cache_of(model_kwargs)
+    cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     if config.use_cache is False and cache is None:
         return
     if config.prefill_chunk_size is not None or type(cache) is not DynamicCache:
@@ -81,27 +87,27 @@ def inner_outputs(
         return {}
     kwargs, new = dict(model_kwargs), sequences.shape[1] - prompt - 1
     columns = prompt if columns is None else columns
+    both = model.config.is_encoder_decoder
+    fields = [field for flag in flags for field in (_OF_DECODER[flag] if both else (FLAGS[flag],))]
     name, given = _cache_of(kwargs)
-    cache = copy.copy(given)
+    cache = None if given is None else _apart(given)
     if cache is not None:
-        # Updates of the copies do not write to the given cache's tensors.
-        cache.layers = [copy.copy(layer) for layer in given.layers]
         kwargs[name] = cache
     fresh = None if cache is None else columns - cache.get_seq_length()
     first = _read(model, sequences[:, :prompt], kwargs, next_sequence_length=fresh, is_first_iteration=True)
     attention = getattr(model.config, "_attn_implementation", "eager")
-    if "output_attentions" in flags and first.attentions and attention != "eager":
+    if any("attentions" in field and first.get(field) for field in fields) and attention != "eager":
         raise InvalidInput(
             f"output_attentions=True changes the text that {type(model).__name__} writes with {attention} "
             "attention; load it with attn_implementation='eager'."
         )
-    steps = {FLAGS[flag]: [tuple(first[FLAGS[flag]])] for flag in flags}
+    steps = {field: [_layers(first, field)] for field in fields}
     for query in range(new):
-        kwargs = model._update_model_kwargs_for_generation(first, kwargs)
+        kwargs = model._update_model_kwargs_for_generation(first, kwargs, is_encoder_decoder=both)
         if cache is None:  # then every step of generate() reads the whole text
             whole = _read(model, sequences[:, : prompt + query + 1], kwargs)
             for field, found in steps.items():
-                found.append(tuple(whole[field]))
+                found.append(_layers(whole, field))
     if new and cache is not None:
         later, windows = (
             _read(model, sequences[:, :-1], kwargs, next_sequence_length=new),
@@ -110,15 +116,33 @@ def inner_outputs(
         for query in range(new):
             keys = [min(columns + query + 1, window or columns + new) for window in windows]
             for field, found in steps.items():
-                seen = keys if field == "attentions" else [None] * len(later[field])
-                # Without eager attention there are no attentions, as in generate().
+                # What an encoder has read has the same columns in every step.
+                own = field in ("attentions", "decoder_attentions")
+                layers = _layers(later, field)
+                seen = keys if own else [None] * len(layers or ())
                 found.append(
-                    tuple(
-                        None if layer is None else _cut(layer, query, of=new, keys=keys_seen)
-                        for layer, keys_seen in zip(later[field], seen, strict=False)
-                    )
+                    layers and tuple(_cut(*each, query, of=new) for each in zip(layers, seen, strict=False))
                 )
-    return {field: tuple(found) for field, found in steps.items()}
+    encoded = model_kwargs.get("encoder_outputs") if both else None
+    read = {f"encoder_{FLAGS[flag]}": encoded.get(FLAGS[flag]) for flag in flags if encoded is not None}
+    return {field: tuple(found) for field, found in steps.items()} | read
+
+
+def _layers(output: Any, field: str) -> tuple[Tensor | None, ...] | None:
+    """The layers of a field of an output; without eager attention there may be none, as in `generate()`."""
+    layers = output.get(field)
+    return None if layers is None else tuple(layers)
+
+
+def _apart(given: Any) -> Any:
+    """A copy of a cache whose updates do not write to the tensors of the cache."""
+    from transformers import EncoderDecoderCache
+
+    if isinstance(given, EncoderDecoderCache):
+        return EncoderDecoderCache(_apart(given.self_attention_cache), _apart(given.cross_attention_cache))
+    cache = copy.copy(given)
+    cache.layers = [copy.copy(layer) for layer in given.layers]
+    return cache
 
 
 def _read(model: Any, ids: Tensor, kwargs: Mapping[str, Any], **step: Any) -> Any:
@@ -126,8 +150,10 @@ def _read(model: Any, ids: Tensor, kwargs: Mapping[str, Any], **step: Any) -> An
     return model(**model.prepare_inputs_for_generation(ids, **step, **kwargs), return_dict=True)
 
 
-def _cut(layer: Tensor, query: int, *, of: int, keys: int | None) -> Tensor:
+def _cut(layer: Tensor | None, keys: int | None, query: int, *, of: int) -> Tensor | None:
     """One query of a layer's `[..., queries, width]`, and of its width the keys up to its own where given."""
+    if layer is None:
+        return None
     one = layer[..., query : query + 1, :]
     if keys is None:
         return one
@@ -146,6 +172,7 @@ def _cache_of(model_kwargs: Mapping[str, Any]) -> tuple[str, Any]:
 def _windows(model: Any, cache: Any) -> list[int | None]:
     """Returns each layer's window, or None for all tokens; a layer without keys has that of its type."""
     text = model.config.get_text_config(decoder=True)
+    cache = getattr(cache, "self_attention_cache", cache)
     own = [getattr(layer, "sliding_window", None) for layer in cache.layers]
     types = getattr(text, "layer_types", None) or [None] * len(own)
     own += [None] * (len(types) - len(own))

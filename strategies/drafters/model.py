@@ -15,6 +15,7 @@ from torch import Tensor
 from draftwood import (
     Drafter,
     DraftwoodError,
+    InvalidInput,
     LevelPlan,
     Levels,
     Outcome,
@@ -30,6 +31,10 @@ from draftwood.strategies.drafters.requested_nodes import RequestedNodes
 log = logging.getLogger(__name__)
 
 
+def _is_encoder_decoder(model: Any) -> bool:
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
 def _as_backend(model: Any) -> StateBackend:
     return load(model) if isinstance(model, (str, PathLike, torch.nn.Module)) else model
 
@@ -43,7 +48,8 @@ class ModelDrafter(Drafter):
     it proposes nothing.
 
     Of a prompt with images, videos or sound a model of the target's own class reads all, by its own forward;
-    other models read the words around them, and of embeddings nothing.
+    other models read the words around them, and of embeddings nothing. A draft that is an encoder-decoder
+    reads the source of an encoder-decoder by its own encoder; other models read its tokens before the text.
     """
 
     backend: StateBackend = attrs.field(converter=_as_backend)
@@ -76,19 +82,35 @@ class ModelDrafter(Drafter):
 
     def prefill_prompt(self, prompt: ModelPrompt, rows: Sequence[int]) -> None:
         held = len(self.backend.lengths)
-        if type(self.model) is not prompt.family or not self._reads(prompt):
+        encodes = _is_encoder_decoder(self.model)
+        reads = prompt.encoded if encodes else type(self.model) is prompt.family
+        if not (reads and self._reads(prompt, only=encodes)):
             super().prefill_prompt(prompt, rows)
             return
         self.backend.release([held + row for row in range(len(prompt)) if row not in rows])
         self._round.join([[] for _ in rows])
 
-    def _reads(self, prompt: ModelPrompt) -> bool:
-        """Returns whether the model has read all of `prompt`; one of the target's class may still not."""
+    def _reads(self, prompt: ModelPrompt, *, only: bool) -> bool:
+        """Returns whether the model has read all of `prompt`; one of the target's class may still not.
+
+        Args:
+            prompt: that the target has read.
+            only: whether the model reads nothing else, as an encoder-decoder.
+
+        Raises:
+            InvalidInput: it reads nothing else, and not this.
+        """
         try:
             self.backend.read_prompt(prompt.read_by(self.model))
         except OutOfMemory:
             raise
         except (DraftwoodError, ValueError, RuntimeError) as error:
+            if only:
+                raise InvalidInput(
+                    f"{type(self.model).__name__} drafts from a source that its own encoder reads, and does "
+                    f"not read this one ({str(error).rstrip('.')}); use another drafter, such as "
+                    "prompt-lookup."
+                ) from error
             # Made for other images, say: proposals without them are judged too.
             log.warning("The draft model reads only the words of this prompt (%s).", error)
             return False

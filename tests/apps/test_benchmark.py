@@ -154,7 +154,8 @@ def test_the_help_parts_times_from_research_and_names_every_measurement(measure,
         ),
     }
     assert {line.split()[1] for line in research.splitlines() if line.startswith("│")} == {
-        *("agreement", "blocks", "certainty", "constraints", "families", "growth", "half-precision"),
+        *("agreement", "blocks", "certainty", "constraints", "encoder-decoders", "families", "growth"),
+        "half-precision",
         *(
             "hard-prompts",
             "heads",
@@ -166,6 +167,7 @@ def test_the_help_parts_times_from_research_and_names_every_measurement(measure,
             "retokenised",
             "samples",
             "shapes",
+            "speech",
             "transformers-tests",
             "verifiers",
         ),

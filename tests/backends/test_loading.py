@@ -162,11 +162,6 @@ def test_a_model_that_fails_both_ways_is_refused() -> None:
 
 
 def test_families_that_no_backend_serves() -> None:
-    t5 = hf.T5ForConditionalGeneration(
-        hf.T5Config(vocab_size=VOCAB, d_model=32, num_layers=1, num_heads=4, d_ff=48)
-    )
-    with pytest.raises(UnsupportedModel, match="t5 is an encoder-decoder"):
-        load(t5.eval())
     rwkv = hf.RwkvConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2)
     with pytest.raises(
         UnsupportedModel, match=r"layers that are not known \(RwkvBlock\); supported are .*BambaMixer"
@@ -314,3 +309,18 @@ def test_weights_without_memory(
     monkeypatch.setattr(owner, name, lambda *_, **__: torch.empty(2**50))
     with pytest.raises(OutOfMemory, match=r"does not fit into memory .*; use a half-precision dtype"):
         load(folder)
+
+
+def test_a_folder_with_an_encoder_decoder(tmp_path: Path) -> None:
+    config = hf.BartConfig(
+        vocab_size=VOCAB,
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+    )
+    hf.BartForConditionalGeneration(config).save_pretrained(tmp_path)
+    assert type(load(tmp_path).model) is hf.BartForConditionalGeneration

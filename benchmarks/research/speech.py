@@ -1,0 +1,133 @@
+"""Tokens a pass of a tiny Whisper with a smaller one as its draft, both trained here on artificial sound.
+
+Every word of an artificial language sounds for a few frames, with noise. Each word has a few likely
+successors, so that a draft that hears less still guesses some.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import torch
+import transformers as hf
+import typer
+from torch import Tensor
+
+from draftwood import ModelPrompt, SpeculativeDecoder
+from draftwood.strategies.drafters.prompt_lookup import PromptLookup
+from draftwood.strategies.policies.fixed_tree import FixedTree
+from draftwood.strategies.verifiers.greedy import Greedy
+
+WORDS, BINS, LONGEST, FRAMES = 48, 16, 24, 2
+"""Words, bins of a spectrum, words of a text at most, frames of a word."""
+
+START, END = WORDS, WORDS + 1
+
+
+def speech(
+    steps: Annotated[int, typer.Option(help="Steps of training.", min=1)] = 800,
+    noise: Annotated[float, typer.Option(help="Spread of the noise; a word's own is 1.", min=0)] = 0.5,
+    texts: Annotated[int, typer.Option(help="Texts that are written.", min=1)] = 32,
+    seed: Annotated[int, typer.Option(help="Of the language, the models and the texts.")] = 0,
+) -> None:
+    """Train a tiny pair of Whispers and count tokens per target pass.
+
+    \b
+    Examples:
+      python -m benchmarks speech
+      python -m benchmarks speech --noise 1.0 --steps 2000
+    """
+    torch.manual_seed(seed)
+    language = Language()
+    target, draft = whisper(layers=2, width=64), whisper(layers=1, width=32)
+    for name, model in (("target", target), ("draft", draft)):
+        wrong = train(model, language, steps=steps, noise=noise)
+        typer.echo(f"{name}: {sum(p.numel() for p in model.parameters())} parameters, loss {wrong:.3f}")
+    heard, said = language.texts(texts, noise=noise)
+    options = {"input_features": heard, "max_new_tokens": LONGEST, "do_sample": False}
+    plain = target.generate(**options)
+    same = (plain[:, : said.shape[1]] == said[:, : plain.shape[1]]).float().mean()
+    typer.echo(f"words of the target that were said: {same:.2f}")
+    tree = FixedTree(4, 2, 8, 0.0, "top-k")
+    for name, drafter, policy in (
+        ("draft, tree of 8", draft, tree),
+        ("draft, chain of 4", draft, FixedTree(4, 1, 4, 0.0, "top-k")),
+        ("prompt lookup, chain of 4", PromptLookup(WORDS + 2), FixedTree(4, 1, 4, 0.0, "top-k")),
+    ):
+        decoder = SpeculativeDecoder(target, drafter, policy, Greedy())
+        tokens = passes = equal = 0
+        for row in range(texts):
+            one = heard[row : row + 1]
+            prompt = ModelPrompt.of(target, input_features=one)
+            out: Any = decoder.generate(prompt, max_new_tokens=LONGEST, return_dict_in_generate=True)
+            truth = target.generate(**{**options, "input_features": one})[0].tolist()
+            equal += out.tokens[0][: len(truth)] == truth
+            tokens += len(out.tokens[0])
+            passes += len(out.statistics.history)  # the pass over the prompt gives a token too
+        typer.echo(f"{name}: {tokens / passes:.2f} tokens a pass, {equal} of {texts} texts as by generate()")
+
+
+class Language:
+    """Words with sounds, each of which has a few successors."""
+
+    def __init__(self) -> None:
+        self.sounds = torch.randn(WORDS, FRAMES, BINS)
+        self.next = torch.full((WORDS, WORDS), 0.3 / WORDS)
+        favourites = torch.rand(WORDS, WORDS).topk(3).indices
+        self.next.scatter_add_(1, favourites, torch.tensor([[0.4, 0.2, 0.1]]).expand(WORDS, -1))
+
+    def texts(self, count: int, *, noise: float) -> tuple[Tensor, Tensor]:
+        """Returns sounds `[count, BINS, frames]` and words `[count, LONGEST]`, which end with `END`."""
+        words = torch.randint(WORDS, (count, 1))
+        for _ in range(LONGEST - 2):
+            words = torch.cat([words, torch.multinomial(self.next[words[:, -1]], 1)], 1)
+        sound = self.sounds[words].flatten(1, 2)
+        sound = torch.nn.functional.pad(sound, (0, 0, 0, 2 * LONGEST - sound.shape[1]))
+        sound = sound + noise * torch.randn_like(sound)
+        return sound.mT.contiguous(), torch.cat([words, torch.full((count, 1), END)], 1)
+
+
+def whisper(*, layers: int, width: int) -> Any:
+    """A Whisper with random weights."""
+    model = hf.WhisperForConditionalGeneration(
+        hf.WhisperConfig(
+            vocab_size=WORDS + 2,
+            d_model=width,
+            encoder_layers=layers,
+            decoder_layers=layers,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=2 * width,
+            decoder_ffn_dim=2 * width,
+            num_mel_bins=BINS,
+            max_source_positions=LONGEST,
+            max_target_positions=LONGEST + 8,
+            pad_token_id=END,
+            bos_token_id=START,
+            eos_token_id=END,
+            decoder_start_token_id=START,
+            suppress_tokens=None,
+            begin_suppress_tokens=None,
+        )
+    )
+    model.generation_config.suppress_tokens = model.generation_config.begin_suppress_tokens = None
+    return model
+
+
+def train(model: Any, language: Language, *, steps: int, noise: float) -> float:
+    """Trains `model` on texts of the language; returns the mean loss of the last tenth of the steps."""
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
+    losses = []
+    for _ in range(steps):
+        heard, said = language.texts(32, noise=noise)
+        loss = model(input_features=heard, labels=said).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(float(loss))
+    model.eval()
+    last = losses[-max(steps // 10, 1) :]
+    return sum(last) / len(last)

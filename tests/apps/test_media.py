@@ -1,0 +1,139 @@
+"""`draftwood generate` with images, sound, and models that have an encoder."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+
+from draftwood import zoo
+from draftwood.apps.generate import media
+from tests.backends.attention_models import SMALL, randomised
+from tests.framework.test_text_alone import EYE
+
+WRITE = ("--drafter", "prompt-lookup", "--max-new-tokens", 6, "--json")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    tokenizer = zoo.tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"], "pad_token": "<pad>"})
+    tokenizer.padding_side = "left"
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: Any, tokenizer: Any) -> Any:
+    """A folder with a tiny Llava and its processor."""
+    folder = tmp_path_factory.mktemp("llava")
+    torch.manual_seed(3)
+    text = hf.LlamaConfig(**{**SMALL, "vocab_size": len(tokenizer), "eos_token_id": None, "pad_token_id": 0})
+    place = tokenizer.convert_tokens_to_ids("<image>")
+    config = hf.LlavaConfig(vision_config=hf.CLIPVisionConfig(**EYE), text_config=text, image_token_id=place)
+    randomised(hf.LlavaForConditionalGeneration(config)).save_pretrained(folder)
+    eye = hf.CLIPImageProcessor(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    template = (
+        "{% for m in messages %}{% for c in m.content %}{% if c.type == 'image' %}<image>{% else %}"
+        "{{ c.text }}{% endif %}{% endfor %}{% endfor %} bot:"
+    )
+    hf.LlavaProcessor(
+        eye,
+        tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=template,
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def printed(draftwood: Any) -> Any:
+    """Run the command line and return what it prints."""
+
+    def run(*arguments: object) -> str:
+        result = draftwood(*arguments)
+        assert result.exit_code == 0, result.output
+        text: str = result.stdout
+        return text
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: Any) -> list[Any]:
+    from PIL import Image
+
+    folder, chance = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    files = [folder / f"{number}.png" for number in range(2)]
+    for file in files:
+        Image.fromarray(chance.integers(0, 255, (28, 28, 3), np.uint8)).save(file)
+    return files
+
+
+def plain(folder: Any, text: str, files: list[Any]) -> list[int]:
+    from PIL import Image
+
+    processor = hf.AutoProcessor.from_pretrained(folder)
+    model = hf.LlavaForConditionalGeneration.from_pretrained(folder).eval()
+    inputs = processor(images=[Image.open(file) for file in files], text=[text], return_tensors="pt")
+    out = model.generate(**inputs, max_new_tokens=6, do_sample=False, pad_token_id=0)
+    tokens: list[int] = out[0, inputs["input_ids"].shape[1] :].tolist()
+    return tokens
+
+
+def test_texts_after_images_are_those_of_generate(printed: Any, seeing: Any, pictures: list[Any]) -> None:
+    one = json.loads(
+        printed("generate", "--target", seeing, "--image", pictures[0], "--prompt", "Hi", *WRITE)
+    )
+    assert one["tokens"] == plain(seeing, "<image>Hi", pictures[:1])
+    both = [word for file in pictures for word in ("--image", file)]
+    two = json.loads(printed("generate", "--target", seeing, *both, "--prompt", "Hi", *WRITE))
+    assert two["tokens"] == plain(seeing, "<image><image>Hi", pictures)
+    rows = printed("generate", "--target", seeing, *both, "--prompt", "Hi", "--prompt", "Dear Sir", *WRITE)
+    assert [json.loads(row)["tokens"] for row in rows.splitlines()] == [
+        plain(seeing, "<image>Hi", pictures[:1]),
+        plain(seeing, "<image>Dear Sir", pictures[1:]),
+    ]
+    asked = ("--target", seeing, "--image", pictures[0], "--prompt", "Hi", "--chat")
+    chat = json.loads(printed("generate", *asked, *WRITE))
+    assert chat["tokens"] == plain(seeing, "<image>Hi bot:", pictures[:1])
+
+
+def test_a_source_is_the_prompt_of_an_encoder_decoder(printed: Any, tmp_path: Any, tokenizer: Any) -> None:
+    torch.manual_seed(3)
+    config = hf.T5Config(
+        vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, pad_token_id=0
+    )
+    config.decoder_start_token_id, config.eos_token_id = 3, None
+    model = randomised(hf.T5ForConditionalGeneration(config))
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    out = json.loads(printed("generate", "--target", tmp_path, "--prompt", "Dear Sir,", *WRITE))
+    ids = tokenizer(["Dear Sir,"], return_tensors="pt")["input_ids"]
+    assert out["tokens"] == model.generate(ids, max_new_tokens=6, do_sample=False)[0, 1:].tolist()
+
+
+def test_what_a_target_does_not_read_is_refused(refused: Any, seeing: Any, pictures: list[Any]) -> None:
+    image = ("--image", pictures[0], "--prompt", "Hi")
+    assert "LlamaForCausalLM reads no image; leave --image out" in refused("generate", *image)
+    sound = ("--audio", pictures[0], "--prompt", "Hi")
+    assert "reads no audio; leave --audio out" in refused("generate", "--target", seeing, *sound)
+    three = (*image, "--prompt", "You", "--prompt", "They")
+    said = refused("generate", "--target", seeing, *three)
+    assert "1 times --image was given with 3 prompts" in said
+    broken = pictures[0].with_name("broken.png")
+    broken.write_bytes(b"no image")
+    said = refused("generate", "--target", seeing, "--image", broken, "--prompt", "Hi")
+    assert "does not prepare this prompt" in said
+    assert "combined with --image" in refused("generate", "--data", broken, "--image", pictures[0])
+
+
+def test_places_that_a_text_names_are_kept() -> None:
+    class Processor:
+        image_token = "<image>"
+
+    assert media._with_places(Processor(), "Hi", {"image": 2}) == "<image><image>Hi"
+    assert media._with_places(Processor(), "See <image>: hi", {"image": 1}) == "See <image>: hi"
