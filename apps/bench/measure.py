@@ -66,8 +66,10 @@ class Measurer:
         if cell.kind == "arrivals":
             return self._arrivals(loaded).measure(cell, self.known)
         if cell.contest.rows > 1:
-            asked = batch(self.sets[cell.contest.data], cell.contest.rows, cell.prompt)
-            prompts = [self._prompt(attrs.evolve(cell, prompt=number), loaded.tokenizer) for number in asked]
+            numbers = batch(self.sets[cell.contest.data], cell.contest.rows, cell.prompt)
+            prompts = [
+                self._prompt(attrs.evolve(cell, prompt=number), loaded.tokenizer) for number in numbers
+            ]
         else:
             prompts = [self._prompt(cell, loaded.tokenizer)]
         prompt = prompts[0]

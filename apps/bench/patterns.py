@@ -34,7 +34,7 @@ class Pattern:
         kind, *numbers = word.split(":")
         try:
             if kind == "poisson" and len(numbers) <= 1:
-                return cls(word, *[_above(0, float(number)) for number in numbers])
+                return cls(word, _above(0, float(numbers[0])) if numbers else 0.0)
             if kind == "burst" and 1 <= len(numbers) <= 2:
                 together = int(_above(0, int(numbers[0])))
                 every = _above(0, float(numbers[1])) if numbers[1:] else None

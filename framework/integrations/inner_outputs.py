@@ -64,7 +64,7 @@ def inner_outputs(
     *,
     prompt: int,
     columns: int | None = None,
-) -> dict[str, tuple[tuple[Tensor, ...], ...]]:
+) -> dict[str, tuple[tuple[Tensor | None, ...] | None, ...]]:
     """Returns attentions and hidden states by field, a tuple of layers for every step.
 
     The model reads the prompt, then all new tokens but the last in one pass, which is cut into steps of one

@@ -61,8 +61,13 @@ class ModelPrompt:
             model.generate(**given, custom_generate=_catch, max_new_tokens=1, do_sample=False)
         except _Prepared as found:
             whole, read = given.get(source_name(model)), found.source
-            encoded = "encoder_outputs" in found.inputs and isinstance(whole, Tensor) and read is not None
-            if encoded and whole.shape[-1] > read.shape[-1]:
+            encoded = "encoder_outputs" in found.inputs
+            if (
+                encoded
+                and isinstance(whole, Tensor)
+                and read is not None
+                and whole.shape[-1] > read.shape[-1]
+            ):
                 raise InvalidInput(
                     f"generate() of {type(model).__name__} reads {whole.shape[-1]} columns of "
                     f"{source_name(model)} in pieces of {read.shape[-1]}; decode with "

@@ -110,7 +110,8 @@ class PassTable:
         if not self.experts:
             return tokens
         # The tokens decide between two sizes that touch the same experts.
-        return np.interp(tokens, *zip(*self.experts, strict=True)) + 1e-3 * np.asarray(tokens)
+        places, touched = zip(*self.experts, strict=True)
+        return np.interp(tokens, places, touched) + 1e-3 * np.asarray(tokens)
 
     def _on_line(self, sizes: Float[np.ndarray, "..."], rows: int, line: Line) -> Float[np.ndarray, "..."]:
         """Returns the seconds of passes over `sizes` nodes a row, of passes measured with so many rows."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import torch
@@ -155,7 +155,7 @@ class HydraHead(Module):
             if 0 <= number < self.config.heads:
                 here = depths == depth
                 states = out[here][:, : (number + 2) * self.config.hidden_size]
-                for block in self.heads[number]:  # type: ignore[union-attr]
+                for block in cast(ModuleList, self.heads[number]):
                     states = block(states)
                 logits[here] = self.outputs[number](states)
         return logits

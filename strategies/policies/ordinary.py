@@ -19,5 +19,5 @@ class Ordinary(TreePolicy):
     source = "ordinary decoding"
 
     def grow(self, root: int, rng: Randomness) -> Growing:
+        yield from ()  # a growth is a generator
         return TreeBuilder(root).finish()
-        yield  # a growth is a generator

@@ -165,11 +165,14 @@ class _Watched(Verifier):
         self.policy, self.verifier = policy, verifier
         self.laws, self.lossless, self.adaptive = verifier.laws, verifier.lossless, verifier.adaptive
         self.branches, self.greedy = verifier.branches, verifier.greedy
-        self.declares_law, self.declared_law = verifier.declares_law, verifier.declared_law
+        self.declares_law = verifier.declares_law
         self.drafted = _Ranks(chance)
         self._rows: dict[int, tuple[int, Randomness]] = {}
         self._written: dict[int, int] = {}
         self._undrafted: dict[int, set[int]] = {}
+
+    def declared_law(self, target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+        return self.verifier.declared_law(target_probs, draft_probs)
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
         (outcome,) = self.verify_rows([tree], [target_probs], [rng])

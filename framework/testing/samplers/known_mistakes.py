@@ -174,7 +174,8 @@ def _rounded(dtype: torch.dtype, sides: tuple[str, ...]) -> Mistake:
     def seen(step: Step) -> Step:
         return attrs.evolve(step, **{side: getattr(step, side).to(dtype).double() for side in sides})
 
-    whose = {("targets",): "the target's", ("drafts",): "the draft's"}.get(sides, "all")
+    names: dict[tuple[str, ...], str] = {("targets",): "the target's", ("drafts",): "the draft's"}
+    whose = names.get(sides, "all")
     name = str(dtype).removeprefix("torch.")
     return Mistake(
         f"{whose} probabilities are rounded to {name} before the test; make them in float32.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from traceback import walk_tb
+from typing import Any
 
 import attrs
 import torch
@@ -169,7 +170,7 @@ class CheckedSampler:
             shapes.setdefault(tuple(draft.case.parents.tolist()), []).append(index)
         for indices in shapes.values():
             cases = [possible[index].case for index in indices]
-            stacked = {
+            stacked: dict[str, Any] = {
                 name: torch.stack([getattr(case, name) for case in cases])
                 for name in ("draft_tokens", "target_probs", "draft_probs", "target_logits")
             }
