@@ -15,6 +15,7 @@ from draftwood.apps.heads import check_head
 from draftwood.apps.models.chat import encoded
 from draftwood.strategies.mtp.checkpoint import save_layer
 from draftwood.zoo.heads.mtp import new_layer, new_layout
+from draftwood.zoo.heads.settings import compared
 
 
 @pytest.fixture
@@ -65,8 +66,7 @@ def greedy(folder: Path, text: str, tokens: int) -> str:
     made = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).generate(
         **inputs, max_new_tokens=tokens, do_sample=False
     )
-    found: str = tokenizer.decode(made[0, inputs.input_ids.shape[1] :], skip_special_tokens=True)
-    return found
+    return str(tokenizer.decode(made[0, inputs.input_ids.shape[1] :], skip_special_tokens=True))
 
 
 def test_a_file_of_conversations_is_answered(draftwood: Any, refused: Any, chatting: Path) -> None:
@@ -105,10 +105,10 @@ def test_a_head_is_checked_after_conversations(
     tokenizer = zoo.tokenizer()
 
     def noted(target: Any, made: Any, rows: Sequence[Any], *, depths: int) -> Any:
-        read.extend(tokenizer.decode(row.tokens[0, : row.prompt], skip_special_tokens=True) for row in rows)
-        return check_head_compared(target, made, rows, depths=depths)
+        words = (row.tokens[0, : row.prompt] for row in rows)
+        read.extend(str(tokenizer.decode(tokens, skip_special_tokens=True)) for tokens in words)
+        return compared(target, made, rows, depths=depths)
 
-    check_head_compared = check_head.compared
     monkeypatch.setattr(check_head, "compared", noted)
     call = ("check-head", chatting, tmp_path / "head", "--prompts", 2, "--tokens", 8, "--depths", 1, "--chat")
     answer = greedy(chatting, "user: Hello there? ~bot:", 8)

@@ -34,7 +34,7 @@ from tests.apps.costs import costs_of
 
 @attrs.define
 class Fake(Writer):
-    def write(self, prompt, tokens, seed):
+    def write_batch(self, prompts, tokens, seed):
         return Text(list(range(tokens)), 1.0, 0.1, 1, tokens, 0)
 
 

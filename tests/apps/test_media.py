@@ -31,7 +31,9 @@ def seeing(tmp_path_factory: Any, tokenizer: Any) -> Any:
     torch.manual_seed(3)
     text = hf.LlamaConfig(**{**SMALL, "vocab_size": len(tokenizer), "eos_token_id": None, "pad_token_id": 0})
     place = tokenizer.convert_tokens_to_ids("<image>")
-    config = hf.LlavaConfig(vision_config=hf.CLIPVisionConfig(**EYE), text_config=text, image_token_id=place)
+    config = hf.LlavaConfig(
+        vision_config=hf.CLIPVisionConfig(**EYE), text_config=text, image_token_index=place
+    )
     randomised(hf.LlavaForConditionalGeneration(config)).save_pretrained(folder)
     eye = hf.CLIPImageProcessor(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
     template = (

@@ -38,7 +38,7 @@ def last_coin_used_again(
         node, accepted, last = 0, 0, retrive_index[row, 0]
         accept_index[row, 0] = last
         while True:
-            coin, heard = uniform_samples[row, node], 0.0
+            coin, heard = uniform_samples[row, node], torch.zeros(())
             left = target_probs[row, node].clone()
             child = int(retrive_next_token[row, node])
             while child >= 0:

@@ -16,6 +16,7 @@ from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejectio
 from tests.backends.attention_models import VOCAB, randomised, tiny
 
 START, PAD, END = 3, 1, 2
+START_OF_TEXT: dict[str, Any] = {"decoder_start_token_id": START}
 PLAIN: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False}
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -27,7 +28,7 @@ SIZES: dict[str, Any] = {
     "decoder_ffn_dim": 48,
     "pad_token_id": PAD,
     "eos_token_id": END,
-    "decoder_start_token_id": START,
+    **START_OF_TEXT,
     "forced_eos_token_id": None,
 }
 
@@ -50,7 +51,7 @@ def t5(layers=2, seed=3):
         num_heads=4,
         pad_token_id=PAD,
         eos_token_id=END,
-        decoder_start_token_id=START,
+        **START_OF_TEXT,
     )
     return randomised(hf.T5ForConditionalGeneration(config))
 

@@ -142,7 +142,7 @@ def test_a_row_without_a_round_keeps_the_state_it_was_given():
 def test_a_policy_within_learns_by_its_own_note():
     policy = DynamicDepth(DynaTree(1, 3, 2, 4, warmup=1), 0.9)
     out = generate(policy, PROMPTS)
-    assert all(state.inner != policy.policy.first_state() for state in out.policy_states)
+    assert all(state.inner != DynaTree(1, 3, 2, 4, warmup=1).first_state() for state in out.policy_states)
     assert any(state.threshold != 0.9 for state in out.policy_states)
     policy = DynamicDepth(Grows(), 0.0)
     start = attrs.evolve(policy.first_state(), inner=3)

@@ -113,7 +113,7 @@ def logits_of_minus_infinity(case: SamplerCase) -> Any:
 
 
 def padded_vocabulary(case: SamplerCase) -> Any:
-    wider = {
+    wider: dict[str, Any] = {
         name: torch.nn.functional.pad(getattr(case, name), (0, 5)) for name in ("target_probs", "draft_probs")
     }
     return leviathan(attrs.evolve(case, **wider))

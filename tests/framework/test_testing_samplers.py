@@ -50,7 +50,7 @@ def test_a_mistake_is_caught_with_its_size_and_name(mistake, error, likely):
     assert caught.value.error == pytest.approx(error, abs=1e-4)
     assert likely in caught.value.likely
     assert bool(likely) == bool(caught.value.likely)
-    assert "(their path is marked), of which comes {(" in str(caught.value)
+    assert "(their path is marked), which gives {(" in str(caught.value)
 
 
 def test_a_coin_of_zero_is_caught_though_its_weight_is_none():

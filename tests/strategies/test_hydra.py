@@ -139,7 +139,8 @@ def test_drafts_are_those_of_the_makers_forward_after_many_rounds(kind: str, tmp
         )
         for row, tokens in enumerate(drafted):
             for node in range(6):
-                path, at = [], node
+                path: list[int] = []
+                at = node
                 while at >= 0:
                     path, at = [tokens[at], *path], parents[at]
                 wanted = expected(described, stored, texts[row], path)
