@@ -137,8 +137,8 @@ def bench(
       draftwood bench --file run.toml --prompts 20
       draftwood bench --report mine --latex table.tex
       draftwood bench --to mine --ray auto
-      draftwood bench --rows 1,4,16,64 --strategy chain:length=2 --strategy throughput-dyspec --prompts 64
-      draftwood bench --rows 8 --arrivals poisson --load 0.5,0.8,0.95 --promise 30 --strategy leviathan
+      draftwood bench --rows 1,4,16,64 --strategy throughput-dyspec --prompts 64
+      draftwood bench --rows 8 --arrivals poisson --load 0.5,0.8 --promise 30
       draftwood bench --pair big/,small/ --offload scratch/ --budget 64
       draftwood bench --pair big/,head/ --chat --strategy dyspec --budget 16
       draftwood bench --paper dyspec-table1 --data notes.txt --to table1

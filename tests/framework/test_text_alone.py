@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers as hf
 
-from draftwood import InvalidInput, custom_generate, load
+from draftwood import custom_generate, load
 from draftwood.backends.loading.loader import load_model
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
@@ -116,13 +116,3 @@ def test_positions_that_count_tokens_are_text(speculative):
     plain = model.generate(**options(1))
     counted = torch.arange(19).expand(4, 1, -1)
     assert torch.equal(model.generate(**options(1), position_ids=counted, custom_generate=speculative), plain)
-
-
-def test_other_models_inputs_are_refused_by_name(speculative):
-    small: Any = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "max_position_embeddings": 64}
-    small |= {
-        f"{part}_{name}": 16 for part in ("encoder", "decoder") for name in ("ffn_dim", "attention_heads")
-    }
-    bart = hf.BartForConditionalGeneration(hf.BartConfig(vocab_size=VOCAB, **small, decoder_start_token_id=2))
-    with pytest.raises(InvalidInput, match="encoder inputs are not supported"):
-        bart.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, custom_generate=speculative)
