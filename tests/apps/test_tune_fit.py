@@ -46,7 +46,7 @@ def test_the_drafts_temperature_is_fitted_and_kept(tuned_at, draftwood):
     drawn_at = known.draft_temperature
     assert drawn_at is not None
     assert drawn_at > 0.6  # llama-draft was made for temperature 0
-    assert f"drawn from at temperature {drawn_at:g}" in output
+    assert f"at draft temperature {drawn_at:g}." in output
     assert known.draft_sampling == library.SamplingParams(temperature=drawn_at)
     same = ["--prompt", PROMPT, "--max-new-tokens", 16, "--seed", 3, "--json"]
     options = ["--recipe", "leviathan", "-o", f"length={known.options['length']}", "--temperature", 0.6]
