@@ -139,6 +139,9 @@ def test_the_lock_pins_what_is_declared() -> None:
 def test_every_extra_is_explained_where_installing_is() -> None:
     page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| \S.+ \| \S.+ \|$", page, re.MULTILINE)
+    work = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (sentence,) = re.findall(r"^These commands install the extras (.+)\.$", work, re.MULTILINE)
+    rows += re.findall(r"`(\w+)`", sentence)
     assert sorted(rows) == sorted(CONFIG["project"]["optional-dependencies"])
 
 

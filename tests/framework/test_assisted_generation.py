@@ -69,7 +69,9 @@ def test_the_sampler_is_exact_where_the_target_forbids_nothing():
 def test_a_coin_of_zero_accepts_a_forbidden_token():
     with pytest.raises(LawBroken, match=r"though the target gives token \d probability 0") as caught:
         prove_sampler(transformers_sampler(), dtype=torch.float32)
-    assert caught.value.error == pytest.approx(2**-24)
+    # A float32 is 0 once in 2^24; probabilities in float32 are off by as little.
+    assert caught.value.error is not None
+    assert 2**-25 < caught.value.error < 2**-22
     assert "test coin < p" in caught.value.likely
     # By transformers' own hands: token 0 has no chance after the prompt, and comes.
     expected = torch.tensor([[[-torch.inf, 0.0], [0.0, 0.0]]])
