@@ -37,7 +37,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "prophetnet": {"pad_token_id": 0},
     "moonshine_streaming": {"more": {"num_key_value_heads": 4}},
 }
-"""What a family needs besides."""
+"""Further options that a family needs."""
 
 
 def encoder_decoder_families() -> list[str]:

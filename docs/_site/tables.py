@@ -99,7 +99,9 @@ def strategies(kind: str) -> str:
     for entry in (entry for entry in entries() if entry.kind == kind):
         first = (inspect.getdoc(registry.get(kind, entry.name)) or "").partition("\n")[0]
         words = f"**Lossy.** {first}" if entry.lossless is False else first
-        laws = sorted(entry.laws, key=lambda law: law != Proposal.__name__)  # the one that stands for all
+        laws = sorted(
+            entry.laws, key=lambda law: law != Proposal.__name__
+        )  # the class of all laws comes first
         named = ", ".join(laws).replace(Proposal.__name__, "all")
         rows.append(f"| {' | '.join((f'`{entry.name}`', words, named, entry.trees)[: len(columns)])} |")
     return "\n".join([f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *rows])

@@ -64,6 +64,25 @@ def read_file(folder: str | PathLike[str], name: str) -> dict[str, Tensor]:
     )
 
 
+def read_heads(folder: str | PathLike[str], name: str) -> dict[str, Tensor]:
+    """Returns all tensors of the file `name`, or else of the usual one.
+
+    Raises:
+        InvalidInput: there is neither, only a pickle, or it is corrupt.
+    """
+    folder = Path(folder)
+    for one in (name, WEIGHTS):
+        if (folder / one).is_file():
+            return read_file(folder, one)
+    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
+    if pickles:
+        raise InvalidInput(
+            f"{pickles[0]} in {str(folder)!r} is a pickle, which can run code when it is read; make "
+            f"safetensors of it with `draftwood convert-head {folder} OUT`."
+        )
+    raise InvalidInput(f"There is no {name} in {str(folder)!r}; copy the heads again.")
+
+
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 

@@ -81,7 +81,7 @@ def on_hub(folder: str | PathLike[str]) -> OnHub | None:
     return OnHub(tensors, any("tokenizer" in file for file in files))
 
 
-def beside(folder: Path, file: str, repository: str | None) -> Path:
+def local_or_fetched(folder: Path, file: str, repository: str | None) -> Path:
     """Returns the place of `file` in `folder`, whether it is there or not.
 
     Args:

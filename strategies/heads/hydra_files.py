@@ -14,7 +14,7 @@ from torch import Tensor
 from draftwood import InvalidInput, UnsupportedModel
 from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.decoder_layer import described_layer
-from draftwood.strategies.heads.files import PICKLES, WEIGHTS, read_description, read_file
+from draftwood.strategies.heads.files import read_description, read_heads
 from draftwood.strategies.heads.formats import load_weights
 from draftwood.strategies.heads.hydra import HydraConfig, HydraHead
 from draftwood.strategies.heads.keys import Table, whole_number
@@ -62,7 +62,9 @@ def load_hydra(folder: str | PathLike[str], target: Mapping[str, Any]) -> HydraH
     where = repr(str(folder))
     description = read_description(folder)
     stored = {
-        name: tensor for name, tensor in _tensors(folder).items() if not any(copy in name for copy in _COPIES)
+        name: tensor
+        for name, tensor in read_heads(folder, SAFE).items()
+        if not any(copy in name for copy in _COPIES)
     }
     config = _config(description, stored, target, where)
     with torch.device("meta"):
@@ -117,19 +119,6 @@ def _prefix(target: Mapping[str, Any], where: str) -> Eagle3Config:
     return Eagle3Config(
         **layer, target_hidden_size=layer["hidden_size"], draft_vocab_size=layer["vocab_size"]
     )
-
-
-def _tensors(folder: Path) -> dict[str, Tensor]:
-    for name in (SAFE, WEIGHTS):
-        if (folder / name).is_file():
-            return read_file(folder, name)
-    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
-    if pickles:
-        raise InvalidInput(
-            f"{pickles[0]} in {str(folder)!r} is a pickle, which can run code when it is read; make "
-            f"safetensors of it with `draftwood convert-head {folder} OUT`."
-        )
-    raise InvalidInput(f"There is no {SAFE} in {str(folder)!r}; copy the heads again.")
 
 
 def _names(stored: Mapping[str, Tensor]) -> dict[str, str]:

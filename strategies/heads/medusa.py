@@ -13,11 +13,9 @@ from torch import Tensor
 
 from draftwood import InvalidInput
 from draftwood.strategies.heads.files import (
-    PICKLES,
-    WEIGHTS,
     check_floats,
     read_description,
-    read_file,
+    read_heads,
 )
 from draftwood.strategies.heads.keys import Table, whole_number
 
@@ -61,7 +59,7 @@ def read_medusa(folder: str | PathLike[str]) -> dict[str, Tensor]:
     description = read_description(folder)
     _KEYS.check(description, where=where)
     layers = _layers(description, where)
-    stored = {_short(name): tensor for name, tensor in _tensors(folder).items()}
+    stored = {_short(name): tensor for name, tensor in read_heads(folder, SAFE).items()}
     blocks: dict[str, dict[int, Tensor]] = {"weight": {}, "bias": {}}
     outputs: dict[int, Tensor] = {}
     for name, tensor in stored.items():
@@ -111,19 +109,6 @@ def _short(name: str) -> str:
     for holder in ("medusa_head.", "medusa_heads.", "heads."):
         name = name.removeprefix(holder)
     return name
-
-
-def _tensors(folder: Path) -> dict[str, Tensor]:
-    for name in (SAFE, WEIGHTS):
-        if (folder / name).is_file():
-            return read_file(folder, name)
-    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLES)
-    if pickles:
-        raise InvalidInput(
-            f"{pickles[0]} in {str(folder)!r} is a pickle, which can run code when it is read; make "
-            f"safetensors of it with `draftwood convert-head {folder} OUT`."
-        )
-    raise InvalidInput(f"There is no {SAFE} in {str(folder)!r}; copy the heads again.")
 
 
 def _stacked(

@@ -18,7 +18,7 @@ from torch import Tensor
 from draftwood import InvalidInput, UnsupportedModel
 from draftwood.base.json_text import parse_json
 from draftwood.strategies.heads.files import CONFIG, check_floats, read_description, read_file
-from draftwood.strategies.heads.found import beside
+from draftwood.strategies.heads.found import local_or_fetched
 
 QUANTISED = "quant_model_description.json"
 _NAME = "global_rotation"
@@ -63,7 +63,7 @@ def rotation_in(folder: Path, repository: str | None = None) -> Rotation | None:
         InvalidInput: a file that is missing or corrupt, or one without an orthogonal matrix.
         UnsupportedModel: `config.json` says that the embeddings were transformed, and no file has the matrix.
     """
-    description = beside(folder, QUANTISED, repository)
+    description = local_or_fetched(folder, QUANTISED, repository)
     if description.is_file():
         try:
             told = parse_json(description.read_bytes())
@@ -73,7 +73,7 @@ def rotation_in(folder: Path, repository: str | None = None) -> Rotation | None:
             ) from error
         file = _inside(told, "optional", "quarot", "rotation_map", _NAME)
         if file is not None:
-            return read_rotation(beside(folder, str(file), repository))
+            return read_rotation(local_or_fetched(folder, str(file), repository))
     try:
         config = read_description(folder)
     except InvalidInput:

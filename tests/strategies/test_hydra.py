@@ -128,15 +128,13 @@ def test_drafts_are_those_of_the_makers_forward_after_many_rounds(kind: str, tmp
     folder = written(tmp_path, described, stored)
     assert Hydra.reads(folder)
     assert not MedusaHeads.reads(folder)
-    beside = DrafterWithTarget(backend, Hydra(backend, folder))
+    pair = DrafterWithTarget(backend, Hydra(backend, folder))
     texts: list[list[int]] = [[3, 1, 4], [7], [2, 2, 9, 8, 1, 6]]
-    beside.prefill([torch.tensor(text, dtype=torch.int64) for text in texts])
+    pair.prefill([torch.tensor(text, dtype=torch.int64) for text in texts])
     parents = [-1, 0, 0, 1, 3, 2]  # two branches, one of them as deep as the last head and one more
     for step in range(2):
         drafted = [[(5 * row + step + node * 3) % VOCAB for node in range(6)] for row in range(3)]
-        got = beside.distributions(
-            [Request(torch.tensor(tokens), torch.tensor(parents)) for tokens in drafted]
-        )
+        got = pair.distributions([Request(torch.tensor(tokens), torch.tensor(parents)) for tokens in drafted])
         for row, tokens in enumerate(drafted):
             for node in range(6):
                 path: list[int] = []
@@ -146,7 +144,7 @@ def test_drafts_are_those_of_the_makers_forward_after_many_rounds(kind: str, tmp
                 wanted = expected(described, stored, texts[row], path)
                 torch.testing.assert_close(got[row, node], wanted, atol=1e-5, rtol=1e-5)
         taken = [[tokens[0], tokens[1]] for tokens in drafted[:2]] + [[]]
-        beside.commit([Outcome(range(len(t)), t, extra=0, bonus=True, drafted=5) for t in taken])
+        pair.commit([Outcome(range(len(t)), t, extra=0, bonus=True, drafted=5) for t in taken])
         texts = [text + path for text, path in zip(texts, taken, strict=True)]
 
 
