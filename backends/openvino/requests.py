@@ -51,7 +51,7 @@ class RequestShape:
     Attributes:
         rows: of the batch.
         nodes: of every row, padding included.
-        slots: of the buffers, all of which are read.
+        slots: of the buffers, all of which are read; 0 for a prompt, which has nothing before it.
         wanted: nodes whose logits are given.
     """
 
@@ -66,6 +66,7 @@ class Bound:
 
     Attributes:
         buffers: OpenVINO's tensors of the buffers.
+        none: the same without a slot.
         arenas: for every arena, `[buffers, rows, kv_heads, slots, head_dim]` on the host.
         slots: of the buffers.
     """
@@ -81,6 +82,7 @@ class Bound:
         ]
         self._kept = held, list(cache.arenas)  # an engine's tensor does not keep its memory
         self.buffers = [as_engine(buffer) for buffer in held]
+        self.none = [as_engine(torch.empty_like(buffer[:, :, :0])) for buffer in held]
         self.arenas = [as_numpy(arena)[:, above : above + rows] for arena in cache.arenas]
         self.slots = cache.plan.slots
         self._key = above, rows, [arena.data_ptr() for arena in cache.arenas], cache.plan.slots
@@ -148,7 +150,7 @@ class Request:
         """
         request, shape, dtype = self._request, self.shape, self._one.dtype
         if self._bound is not bound:
-            for place, buffer in enumerate(bound.buffers, self._past):
+            for place, buffer in enumerate(bound.buffers if shape.slots else bound.none, self._past):
                 request.set_input_tensor(place, buffer)
             self._bound = bound
         if wanted is not None:

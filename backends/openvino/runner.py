@@ -119,7 +119,9 @@ class OpenVinoRunner(Runner):
         # Padding takes as long as tokens do, and prompts seldom have the same length.
         nodes = exact.nodes if reads else self._steady(nodes_of(exact.nodes))
         wanted = inputs.wanted if inputs.wanted or inputs.wanted is None else [exact.nodes - 1]
-        shape = RequestShape(exact.rows, nodes, cache.plan.slots, nodes if wanted is None else len(wanted))
+        # A prompt has nothing before it, and attention over slots that nobody sees takes long.
+        slots = cache.plan.slots if inputs.start else 0
+        shape = RequestShape(exact.rows, nodes, slots, nodes if wanted is None else len(wanted))
         new = partial(Request, one, shape, vocab=self._vocab, width=one.width)
         request = self._reading_request(shape, new) if reads else self._request(shape, new)
         request.fill(inputs, longest=self._longest)

@@ -209,11 +209,12 @@ def compiled_nodes(model: Any, weights: Any) -> list[Any]:
     return nodes
 
 
-def test_prompts_are_not_padded() -> None:
+def test_prompts_are_read_without_padding_and_without_the_slots_before_them() -> None:
     backend: Any = load(tiny(), engine="openvino")
     backend.prefill([torch.tensor(words(101))])
     assert backend.lengths == [101]
-    assert backend._runner._reading.shape.nodes == 101
+    shape = backend._runner._reading.shape
+    assert (shape.nodes, shape.slots) == (101, 0)
 
 
 def test_single_tokens_after_trees_are_soon_passes_of_their_own_size() -> None:
