@@ -138,7 +138,7 @@ class PackedPasses(ModelBackend):
             # Padding follows a row's text, so no token of the text sees it, and rows are alike.
             chain(n),
             kinds=self._prompt_kinds,
-            older=np.zeros((1, 0), np.int64),
+            before=Region.empty(1),
             lengths=np.array([start]),
             base=start,
             ragged=False,
@@ -174,7 +174,7 @@ class PackedPasses(ModelBackend):
             tokens,
             staged,
             kinds=self._kinds,
-            older=self._region.depths,
+            before=self._region,
             lengths=self._lengths,
             base=self._base,
             ragged=self._ragged,

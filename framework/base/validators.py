@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -24,8 +24,3 @@ def probability(_: object, field: attrs.Attribute[Any], value: Any) -> None:
     """A number in [0, 1]."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise InvalidInput(f"{field.name} is {value!r:.80}; give a number in [0, 1].")
-
-
-def as_ints(values: Iterable[int]) -> tuple[int, ...]:
-    """A tuple of integers."""
-    return tuple(values)
