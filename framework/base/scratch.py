@@ -8,7 +8,6 @@ import attrs
 import torch
 from torch import Tensor
 
-
 REMEMBERED = 256
 """Tensors that are kept to be handed out again."""
 
