@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -24,3 +24,13 @@ def probability(_: object, field: attrs.Attribute[Any], value: Any) -> None:
     """A number in [0, 1]."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise InvalidInput(f"{field.name} is {value!r:.80}; give a number in [0, 1].")
+
+
+if TYPE_CHECKING:
+
+    def as_ints(values: Iterable[int]) -> tuple[int, ...]:
+        """A tuple of integers."""
+        return tuple(values)
+
+else:  # mypy cannot tell what `tuple` makes of a field, and a function of our own is one more call a round
+    as_ints = tuple

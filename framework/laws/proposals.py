@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from draftwood.base.errors import InvalidDistribution, InvalidInput
+from draftwood.base.validators import as_ints
 from draftwood.laws.ordered_draws import drawn_together
 from draftwood.laws.randomness import Randomness
 
@@ -114,7 +115,7 @@ class Proposal(ABC):
 class Deterministic(Proposal):
     """A fixed function of the context (top-k, beam, retrieved text): every child is a point mass."""
 
-    tokens: tuple[int, ...] = attrs.field(converter=tuple)
+    tokens: tuple[int, ...] = attrs.field(converter=as_ints)
     vocab_size: int
     dtype: torch.dtype = torch.float32
     device: torch.device | str = "cpu"
@@ -226,7 +227,7 @@ class TopThenSample(Proposal):
     """
 
     p: Float[Tensor, " vocab"]
-    top: tuple[int, ...] = attrs.field(converter=tuple)
+    top: tuple[int, ...] = attrs.field(converter=as_ints)
 
     @property
     def vocab_size(self) -> int:  # type: ignore[override]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import attrs
 
+from draftwood.base.validators import as_ints
 from draftwood.trees.tree import TokenTree
 
 
@@ -21,8 +22,8 @@ class Outcome:
         drafted: draft tokens in the tree, the root not counted.
     """
 
-    path: tuple[int, ...] = attrs.field(converter=tuple)
-    tokens: tuple[int, ...] = attrs.field(converter=tuple)
+    path: tuple[int, ...] = attrs.field(converter=as_ints)
+    tokens: tuple[int, ...] = attrs.field(converter=as_ints)
     extra: int
     bonus: bool
     drafted: int

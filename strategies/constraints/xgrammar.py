@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 
 from draftwood.base.errors import InvalidInput
+from draftwood.base.validators import as_ints
 from draftwood.strategies.constraints.matching import Matcher, MatcherConstraint, ends, package
 
 
@@ -44,7 +45,7 @@ class XGrammarConstraint(MatcherConstraint):
     """
 
     compiled: Any = attrs.field(repr=False)
-    eos_token_ids: tuple[int, ...] = attrs.field(converter=tuple)
+    eos_token_ids: tuple[int, ...] = attrs.field(converter=as_ints)
 
     @classmethod
     def json_schema(

@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from draftwood.base.errors import InvalidInput
+from draftwood.base.validators import as_ints
 from draftwood.decoding.batch_row import BatchRow
 from draftwood.decoding.loop import RoundLoop
 from draftwood.decoding.row_settings import RowSettings
@@ -114,7 +115,7 @@ class _Case:
     verifier: Verifier
     target: NextTokenModel
     drafter: Drafter
-    prompt: tuple[int, ...] = attrs.field(default=(0,), converter=tuple)
+    prompt: tuple[int, ...] = attrs.field(default=(0,), converter=as_ints)
     tokens: int = 3
     temperature: float = 1.0
     rounds: int | None = None
