@@ -32,5 +32,5 @@ if TYPE_CHECKING:
         """A tuple of integers."""
         return tuple(values)
 
-else:  # mypy cannot tell what `tuple` makes of a field, and a function of our own is one more call a round
+else:  # mypy cannot tell what `tuple` makes of a field; another function would be one more call per outcome
     as_ints = tuple
