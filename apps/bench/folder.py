@@ -15,6 +15,7 @@ import attrs
 from draftwood.apps.bench.schema import check_cell, check_run
 from draftwood.apps.files import journal
 from draftwood.apps.files.journal import Journal
+from draftwood.apps.files.journal_work import Work
 from draftwood.apps.files.machine import device_name, versions
 from draftwood.apps.models.by_name import find_device
 from draftwood.base.errors import InvalidInput
@@ -96,7 +97,7 @@ def opened(path: Path, run: dict[str, Any]) -> Iterator[Folder]:
             f"can be shown (--report) but not continued; {_OTHER}."
         )
     described = {name: value for name, value in run.items() if name not in ("format", "version")}
-    work = journal.Work(
+    work = Work(
         format=FORMAT,
         version=VERSION,
         program="draftwood bench",

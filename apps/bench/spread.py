@@ -13,7 +13,7 @@ from draftwood.apps.bench.grid import Cell, cells
 from draftwood.apps.bench.measure import Measurer
 from draftwood.apps.bench.plan import BenchPlan
 from draftwood.apps.files.datasets import DataSet
-from draftwood.apps.files.journal import differences, listed
+from draftwood.apps.files.journal_work import differences, listed
 from draftwood.apps.generate import on_ray
 from draftwood.apps.models import by_name as models
 from draftwood.base.errors import InvalidInput

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from draftwood.apps.files import journal
+from draftwood.apps.files.journal_work import Work
 from draftwood.base.errors import InvalidInput
 from draftwood.base.json_text import parse_json
 from draftwood.base.whole_files import check_writable, temporary_names
@@ -72,8 +73,8 @@ class RunFolder:
         return self.folder / RUN
 
     @property
-    def _work(self) -> journal.Work:
-        return journal.Work(
+    def _work(self) -> Work:
+        return Work(
             format=FORMAT,
             version=VERSION,
             program="draftwood distil or train",

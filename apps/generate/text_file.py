@@ -17,6 +17,7 @@ import typer
 
 from draftwood.apps.files import journal
 from draftwood.apps.files.journal import Journal, Place
+from draftwood.apps.files.journal_work import Work
 from draftwood.apps.files.machine import versions
 from draftwood.apps.generate import batch_requests, on_ray
 from draftwood.apps.generate.prompt_file import PromptFile, read_prompts
@@ -166,7 +167,7 @@ def opened(
     check_writable(out)
     if out.exists() and not os.path.lexists(part):
         raise _is_there(out)
-    work = journal.Work(
+    work = Work(
         format=FORMAT,
         version=VERSION,
         program="draftwood generate",

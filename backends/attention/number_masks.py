@@ -52,21 +52,22 @@ class NumberMasks:
         base, columns = exact.text, exact.columns
         for name, bits, first in zip(self.names, inputs.bits, inputs.first, strict=True):
             if room is None:
-                visible = np.ones((len(bits), 1, exact.nodes, base + columns), np.bool_)
+                visible = np.empty((len(bits), 1, exact.nodes, base + columns), np.bool_)
             else:
                 visible = np.zeros((room.rows, 1, room.nodes, room.slots), np.bool_)
-                visible[: len(bits), 0, : exact.nodes, :base] = True
                 # Padding sees itself, since softmax needs something.
                 own = np.arange(room.nodes)
                 visible[..., own, inputs.start + own] = True
             real = visible[: len(bits), 0, : exact.nodes]
-            whole = bits is inputs.staged.bits
-            real[..., base : base + columns] = inputs.staged.visible if whole else unpacked(bits, columns)
+            text: Any = True
             if inputs.ragged or first is not None:
                 slots = np.arange(base)
-                real[..., :base] = slots < inputs.lengths[:, None, None]
+                text = slots < inputs.lengths[:, None, None]
                 if first is not None:
-                    real[..., :base] &= slots >= first[:, :, None]
+                    text = text & (slots >= first[:, :, None])
+            real[..., :base] = text
+            whole = bits is inputs.staged.bits
+            real[..., base : base + columns] = inputs.staged.visible if whole else unpacked(bits, columns)
             held[name] = visible
         return held
 

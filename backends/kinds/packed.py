@@ -359,16 +359,17 @@ class PackedBackend(PackedPasses):
 
     def _rows_after(self, accepted: Accepted, paths: Sequence[Sequence[int]]) -> list[PackedRow]:
         """Returns the rows after a commit of these nodes, which `paths` lists too."""
-        read: list[Pieces] = [row.features for row in self._rows]
+        new: Sequence[Tensor] = ()
         if self._reader is not None and len(accepted.rows):
             passes = self._uncommitted
             features = passes[0] if len(passes) == 1 else torch.cat(passes, 1)
             places = accepted.rows * features.shape[1] + accepted.columns
             kept = features.flatten(0, 1).index_select(0, sent(places, features.device))
-            for slot, new in enumerate(kept.split(accepted.counts.tolist())):
-                if len(new):
-                    read[slot] = self._reader.trimmed([*read[slot], new])
+            new = kept.split(accepted.counts.tolist())
         after = list[PackedRow]()
-        for row, path, pieces in zip(self._rows, paths, read, strict=True):
+        for place, (row, path) in enumerate(zip(self._rows, paths, strict=True)):
+            pieces = row.features
+            if path and self._reader is not None:
+                pieces = self._reader.trimmed([*pieces, new[place]])
             after.append(PackedRow(row.length + len(path), row.fresh and not path, pieces))
         return after

@@ -140,7 +140,7 @@ class ModelPass:
         }
         if self._takes_positions:
             # Rows may share one line of positions.
-            shared = positions.shape[-2] != len(tokens)
+            shared = positions.shape[-2] != tokens.shape[0]
             options["position_ids"] = positions.expand(tokens.shape) if shared else positions
         if kept is not None and self._takes_kept:
             options["logits_to_keep"] = kept

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.backends.nodes.buckets import Shape
-from draftwood.backends.nodes.region import Bits, Ints, Staged, packed
+from draftwood.backends.nodes.region import Bits, Ints, Region, Staged, packed
 from draftwood.backends.nodes.row_inputs import RowInputs
 from draftwood.backends.structure.masks import Reach
 from draftwood.base.errors import InvalidInput
@@ -84,7 +84,7 @@ class PassInputs:
         staged: Staged,
         *,
         kinds: dict[str, Reach],
-        older: Ints,
+        before: Region,
         lengths: Ints,
         base: int,
         ragged: bool,
@@ -102,7 +102,7 @@ class PassInputs:
             tokens: an attribute.
             staged: an attribute.
             kinds: the reach of every kind of attention layer, by name.
-            older: depths of the columns before the new ones, `[rows, columns]`.
+            before: the region that the nodes are about to join.
             lengths: an attribute.
             base: an attribute.
             ragged: an attribute.
@@ -129,7 +129,7 @@ class PassInputs:
         reached = longest if given is None else max(longest, int(columns.max(initial=0)) + 1)
         for reach in kinds.values():
             if (reach.window or reach.chunk) and reach.limits(reached):
-                old, begins = older + lengths[:, None], reach.first(columns)
+                old, begins = before.depths + lengths[:, None], reach.first(columns)
                 if given is not None:
                     old, begins = given.columns(old), given.slots(begins)
                 bits.append(staged.bits & packed(reach.sees(columns, np.concatenate([old, columns], 1))))

@@ -86,13 +86,13 @@ def padded_nodes(
     Raises:
         InvalidTree: wrong shapes, or a token outside the vocabulary.
     """
-    rows = len(have)
-    if tokens.dim() != 2 or tokens.shape != parents.shape or len(tokens) != rows:
+    rows, shape = len(have), tokens.shape
+    if len(shape) != 2 or shape != parents.shape or shape[0] != rows:
         raise InvalidTree(
             f"Tokens {tuple(tokens.shape)} and parents {tuple(parents.shape)} must both be [rows, nodes] "
             f"with {rows} rows."
         )
-    n = tokens.shape[1]
+    n = shape[1]
     valid = [n] * rows if counts is None else list(map(int, counts))
     fewest = min(valid, default=n)
     if len(valid) != rows or fewest < 0 or max(valid, default=n) > n:

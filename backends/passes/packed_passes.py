@@ -97,14 +97,16 @@ class PackedPasses(ModelBackend):
         self._region = Region.empty(0)
         # What the rows' passes are given besides tokens; None where they only hold tokens.
         self._given: RowInputs | None = None
+        self._rows, self._guard = list[PackedRow](), guarded_pass(0)
         self._hold([])
         # Where features are kept, one `[rows, nodes, width]` for every pass over uncommitted nodes.
         self._uncommitted: list[Tensor] = []
 
     def _hold(self, rows: list[PackedRow]) -> None:
         """Let these be the rows."""
+        if len(rows) != len(self._rows):
+            self._guard = guarded_pass(len(rows))
         self._rows = rows
-        self._guard = guarded_pass(len(rows))
         lengths = [row.length for row in rows]
         self._lengths = np.array(lengths, np.int64)
         # The slot of column 0. Uncommitted nodes stay in the slots that they have.
@@ -138,7 +140,7 @@ class PackedPasses(ModelBackend):
             # Padding follows a row's text, so no token of the text sees it, and rows are alike.
             chain(n),
             kinds=self._prompt_kinds,
-            older=np.zeros((1, 0), np.int64),
+            before=Region.empty(1),
             lengths=np.array([start]),
             base=start,
             ragged=False,
@@ -174,7 +176,7 @@ class PackedPasses(ModelBackend):
             tokens,
             staged,
             kinds=self._kinds,
-            older=self._region.depths,
+            before=self._region,
             lengths=self._lengths,
             base=self._base,
             ragged=self._ragged,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -26,6 +26,11 @@ def probability(_: object, field: attrs.Attribute[Any], value: Any) -> None:
         raise InvalidInput(f"{field.name} is {value!r:.80}; give a number in [0, 1].")
 
 
-def as_ints(values: Iterable[int]) -> tuple[int, ...]:
-    """A tuple of integers."""
-    return tuple(values)
+if TYPE_CHECKING:
+
+    def as_ints(values: Iterable[int]) -> tuple[int, ...]:
+        """A tuple of integers."""
+        return tuple(values)
+
+else:  # mypy cannot tell what `tuple` makes of a field; another function would be one more call per outcome
+    as_ints = tuple

@@ -294,8 +294,13 @@ class Session:
 
     def _next(self) -> Round:
         loop = self._loop
-        returning = [row for row in loop.held if row.unread]
-        if undrafted := [row for row in loop.held if row.undrafted is not None]:
+        returning, undrafted = list[BatchRow](), list[BatchRow]()
+        for row in loop.held:
+            if row.unread:
+                returning.append(row)
+            if row.undrafted is not None:
+                undrafted.append(row)
+        if undrafted:
             self._prefill_drafter(undrafted)
         if self._waiting and not returning and (joining := self._joining()):
             logits, seconds = self._read(joining)

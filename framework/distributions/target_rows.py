@@ -32,7 +32,7 @@ class TargetRows(LazyRows):
     _rows: dict[int, Tensor] = attrs.field(factory=dict, init=False)
 
     def __len__(self) -> int:
-        return len(self.logits)
+        return self.logits.shape[0]
 
     @property
     def device(self) -> torch.device:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.base.errors import InvalidDistribution
+from draftwood.kernels.ordered_draws import blocks, dispatch
 from draftwood.laws.randomness import NodeNoise, NodeStreams, Randomness, UniformRandomness
 
 
@@ -52,9 +53,6 @@ class ChildDraws:
         Raises:
             InvalidDistribution: a node's weights sum to NaN or infinity.
         """
-        # The kernels import nothing of ours, so this arrow points down.
-        from draftwood.kernels.ordered_draws import blocks, dispatch
-
         rows, nodes, vocab = probs.shape
         self._noise, self._floors, self._counts = noise, floors, np.array(counts)
         flat = probs.reshape(rows * nodes, vocab)
@@ -150,8 +148,6 @@ class ChildDraws:
 
     def _draw_on_device(self, count: int) -> None:
         """The first `count` draws of every node, in one launch."""
-        from draftwood.kernels.ordered_draws import dispatch
-
         rows, nodes = len(self._counts), len(self._flat) // len(self._counts)
         floors = np.zeros(rows * nodes) if self._floors is None else self._floors.reshape(-1)
         try:

@@ -97,8 +97,7 @@ class UniformRandomness(Randomness):
 
     def choose(self, p: Tensor) -> int:
         # float64 throughout: uniforms of low resolution starve the tail of a large vocabulary.
-        heights = p.cumsum(-1, dtype=torch.float64)
-        return _at(heights, self.uniform())
+        return _at(p.cumsum(-1, dtype=torch.float64).cpu().numpy(), self.uniform())
 
     def arrival(self, rates: Sequence[float]) -> float:
         return sum(_waited(self.uniform()) / rate for rate in rates)
@@ -107,8 +106,8 @@ class UniformRandomness(Randomness):
         rest = p.to(torch.float64, copy=True)
         drawn: list[int] = []
         for _ in range(min(k, rest.shape[-1])):
-            heights = rest.cumsum(-1)
-            if not float(heights[-1]) > 0:
+            heights = rest.cumsum(-1).cpu().numpy()
+            if not heights[-1] > 0:
                 break
             drawn.append(_at(heights, self.uniform()))
             rest[drawn[-1]] = 0
@@ -120,18 +119,18 @@ def _waited(u: float) -> float:
     return -math.log1p(-max(u, 2.0**-54))
 
 
-def _at(heights: Tensor, u: float) -> int:
+def _at(heights: NDArray[np.float64], u: float) -> int:
     """The first index whose cumulative weight exceeds `u` times the total, so never one of weight 0."""
     total = float(heights[-1])
     if not 0 < total < float("inf"):
         raise InvalidDistribution(
             f"Cannot draw from weights that sum to {total:.3g}; check the logits for NaN or infinity."
         )
-    index = int(torch.searchsorted(heights, u * total, right=True))
+    index = int(heights.searchsorted(u * total, side="right"))
     if index < len(heights):
         return index
     # u * total rounded up to the total itself: the last token with any weight is meant.
-    return int(torch.searchsorted(heights, total))
+    return int(heights.searchsorted(total))
 
 
 _STEP = 0x9E3779B97F4A7C15  # odd, so that 2**64 numbers come before the first comes again

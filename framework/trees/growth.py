@@ -15,7 +15,7 @@ from draftwood.laws.randomness import NodeStreams, Randomness
 from draftwood.trees.level_plan import LevelPlan, Levels
 from draftwood.trees.request import Request, Requests
 from draftwood.trees.siblings import FollowedLevels, Opening, drawn, drawn_ahead, most_likely
-from draftwood.trees.tree import TokenTree, TreeBuilder
+from draftwood.trees.tree import TokenTree
 from draftwood.trees.tree_batch import TreeBatch
 
 
@@ -66,12 +66,12 @@ class Growth:
         """Returns the present requests to the draft; None when all trees are grown."""
         width = max(self._counts)
         if self._requests is None and width:
-            counts = self._counts
+            counts, names = self._counts, list[str | None]()
             tokens, parents = np.zeros((len(counts), width), np.int64), np.full((len(counts), width), -1)
             for row, asked in enumerate(self._asked):
+                names.append(None if asked is None else asked.drafter)
                 if asked is not None:
                     tokens[row, : counts[row]], parents[row, : counts[row]] = asked.tokens, asked.parents
-            names = [None if asked is None else asked.drafter for asked in self._asked]
             self._requests = Requests(
                 torch.from_numpy(tokens), torch.from_numpy(parents), counts, names if any(names) else ()
             )
@@ -132,17 +132,16 @@ class Growth:
     def trees(self) -> Sequence[TokenTree]:
         """The trees, when all are grown."""
         trees: list[Any] = self._grown
-        laws, builders = set[type[Proposal]](), list[TreeBuilder]()
+        laws = set[type[Proposal]]()
         for tree in trees:
             builder = tree.builder
             if builder is None or builder.proposals or tree.note is not None:
                 return trees
             for one in builder.siblings.values():
                 laws.add(one.law)
-            builders.append(builder)
         if len(laws) > 1 or not laws <= TreeBatch.LAWS:
             return trees
-        return TreeBatch.of(builders, laws.pop() if laws else Deterministic, self._levels)
+        return TreeBatch.of(trees, laws.pop() if laws else Deterministic, self._levels)
 
     def _ask(self, answers: Sequence[Any], *, resumed: Sequence[int] = ()) -> None:
         """Send every row that has an answer its own, and those resumed None; take their next requests."""

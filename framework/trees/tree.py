@@ -327,7 +327,7 @@ class _Laws(Mapping[int, Proposal]):
         return self._made[node]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._made.keys() | self._siblings.keys())
+        return iter(sorted(self._made.keys() | self._siblings.keys()))
 
     def __len__(self) -> int:
         return len(self._made.keys() | self._siblings.keys())

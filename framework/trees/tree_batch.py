@@ -14,7 +14,7 @@ from torch import Tensor
 from draftwood.base.errors import InvalidTree
 from draftwood.laws.proposals import Deterministic, Proposal, WithoutReplacement, WithReplacement
 from draftwood.trees.level_plan import Nodes
-from draftwood.trees.tree import TokenTree, TreeBuilder
+from draftwood.trees.tree import TokenTree
 
 
 @attrs.frozen(eq=False)
@@ -50,19 +50,22 @@ class TreeBatch(Sequence[TokenTree]):
     _trees: dict[int, TokenTree] = attrs.field(factory=dict, init=False)
 
     @classmethod
-    def of(cls, builders: Sequence[TreeBuilder], law: type[Proposal], levels: Sequence[Tensor]) -> TreeBatch:
-        """The trees that these have grown, whose siblings were all drawn by `law` from `levels`."""
-        counts = np.array([len(builder.tokens) for builder in builders])
-        shape = len(builders), int(counts.max())
+    def of(cls, trees: Sequence[TokenTree], law: type[Proposal], levels: Sequence[Tensor]) -> TreeBatch:
+        """Returns `trees`, which builders grew, and whose siblings were all drawn by `law` from `levels`."""
+        counts = np.array([tree.size for tree in trees])
+        shape = len(trees), int(counts.max())
         tokens, parents, depths = np.zeros(shape, np.int64), np.full(shape, -1), np.zeros(shape, np.int64)
         asked = np.full((*shape, 2), -1)
-        for row, builder in enumerate(builders):
-            count = len(builder.tokens)
+        for row, tree in enumerate(trees):
+            builder, count = tree.builder, tree.size
+            assert builder is not None
             tokens[row, :count], parents[row, :count] = builder.tokens, builder.parents
             depths[row, :count] = builder.depths
             for node, one in builder.siblings.items():
                 asked[row, node] = one.place
-        return cls(tokens, parents, depths, counts, law, tuple(levels), asked)
+        batch = cls(tokens, parents, depths, counts, law, tuple(levels), asked)
+        batch._trees.update(enumerate(trees))
+        return batch
 
     def __len__(self) -> int:
         return len(self.counts)

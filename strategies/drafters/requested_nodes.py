@@ -110,14 +110,13 @@ class RequestedNodes:
             self._deepen(above, counts)
             self._exhausted |= (counts > 0) & (np.array(lengths) + self._leads + self._deepest >= room)
             counts[self._exhausted] = 0
-        feeds = counts > 0
-        every, ahead, longest = bool(feeds.all()), np.zeros_like(counts), 0
+        every, ahead, longest = bool(counts.all()), np.zeros(rows, np.int64), 0
         lead = 0 if every else None
         if self._unfed:
-            ahead = self._leads * (feeds & (self._fed == 0))
+            ahead = self._leads * ((counts > 0) & (self._fed == 0))
             longest = int(ahead.max(initial=0))
             lead = longest if every and (ahead == longest).all() else None
-        self._fed = self._requested if every else np.where(feeds, self._requested, self._fed)
+        self._fed = self._requested if every else np.where(counts > 0, self._requested, self._fed)
         self._unfed = self._unfed and not every
         parents = torch.from_numpy(above + self._leads[:, None])
         if not longest:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from draftwood import InvalidInput
 from draftwood.apps.files import journal
-from draftwood.apps.files.journal import Journal, Work
+from draftwood.apps.files.journal import Journal
+from draftwood.apps.files.journal_work import Work
 from draftwood.base import whole_files
 
 RECORDS = st.lists(st.dictionaries(st.text(max_size=3), st.integers(0, 9) | st.text(max_size=30)), max_size=6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -48,11 +49,12 @@ def masks_of(
         packed(np.array(seen, bool)[:, None]),
         np.array(depths)[:, -1:],
     )
+    before: Any = SimpleNamespace(depths=np.array(depths)[:, :-1])
     inputs = PassInputs.of(
         torch.zeros(rows, 1, dtype=torch.int64),
         staged,
         kinds=kinds,
-        older=np.array(depths)[:, :-1],
+        before=before,
         lengths=np.array(lengths),
         base=max(lengths),
         ragged=min(lengths) < max(lengths),

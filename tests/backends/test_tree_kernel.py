@@ -17,7 +17,7 @@ from draftwood.backends.attention.tree_attention import Attending
 from draftwood.backends.attention.tree_kernel import TREE, BitMasks, tree_attention, under
 from draftwood.backends.kinds.transformer import TransformerBackend
 from draftwood.backends.nodes.pass_inputs import PassInputs
-from draftwood.backends.nodes.region import Staged, packed
+from draftwood.backends.nodes.region import Region, Staged, packed
 from draftwood.backends.nodes.staging import send
 from draftwood.backends.structure.masks import Reach
 from draftwood.kernels import support
@@ -132,7 +132,7 @@ def masks_of(
         torch.zeros(1, len(positions), dtype=torch.int64),
         Staged(depths - 1, [len(positions)], 0, packed(np.array([visible])), depths),
         kinds=kinds,
-        older=np.zeros((1, 0), np.int64),
+        before=Region.empty(1),
         lengths=np.array([length]),
         base=start,
         ragged=length < start,
