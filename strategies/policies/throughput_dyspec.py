@@ -1,258 +1,267 @@
-"""DySpec's greedy tree of the size and depth that give the most tokens a second over all rows."""
+"""Trees that grow while another node pays for its time, over all rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
-from jaxtyping import Bool, Float
 
 from draftwood import (
+    WAIT,
     BatchPolicy,
+    Deterministic,
     Growing,
     InvalidInput,
     LearningPolicy,
     Outcome,
     PassCosts,
+    Proposal,
     Randomness,
     RowView,
+    Siblings,
     TokenTree,
     TreeBuilder,
+    WithoutReplacement,
 )
-from draftwood.base.validators import probability
-from draftwood.strategies.policies.layered_dyspec import LargestValues, LayeredDySpec
+from draftwood.base.validators import at_least, probability
+from draftwood.strategies.acceptance_history import DEPTHS, USUAL, AcceptanceHistory, AcceptanceRates, Judged
+from draftwood.strategies.laws import SingleLawPolicy, as_law
+from draftwood.strategies.policies.dyspec import sampled_or_top
 
-DEPTHS = (1, 2, 3, 4, 5, 6, 8)
-"""Limits of layers that are weighed."""
+DEEPEST = 8
+"""Layers of a tree whose policy has no `depth`."""
 
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-"""Limits of nodes that are weighed, of every row's tree without its root."""
 
-SHAPE = (1 + len(DEPTHS), len(SIZES))
-"""Numbers that are counted: of chains, then of trees by their depth; by size."""
+OPTIMISM = 0.5
+ROUNDS = 3.0
+"""Rounds that the assumed rate counts for, before any was reached."""
 
-FIRST_ACCEPTED = 0.7
-"""The assumed rate at which a first node is accepted, before any was drafted."""
 
-HOPE = 1.1
-"""A layer that was not tried is thought to keep 1.1 times as much as the first one does."""
+class RoundBudget:
+    """Decides, layer by layer, which nodes of all rows' trees are worth their time."""
 
-SIBLINGS = 0.3
-"""A node in a single layer is thought to be accepted 0.3 times as often as the one that is worth more."""
+    def __init__(
+        self, states: Sequence[AcceptanceHistory], costs: PassCosts, *, context: float, depth: int, budget: int
+    ) -> None:
+        self.rates, self.depth = AcceptanceRates.of(states), depth
+        rows = len(states)
+        at: dict[str, Any] = {"rows": rows, "context": context}
+        sizes = np.arange(1, budget + 2)
+        self._passes = costs.target(sizes, **at) + costs.rest_seconds(sizes, **at)
+        self._calls = costs.draft_seconds(np.arange(1, budget + 1), **at)
+        self._layers = np.arange(1, depth + 1)
+        self._by_depth = np.array([[min(of.by_depth[at] + OPTIMISM * of.doubt[at], 1.0) for at in np.minimum(np.arange(depth), DEPTHS - 1)] for of in self.rates])
+        self.price = self._rate(states)
+        self.sizes = [0] * rows
+        self.leaves: list[list[float]] = [[1.0] for _ in states]
+        self.layer = 0
+        self.drafting = 0.0
+        self.width = self._next_width() if depth else 0
+        self._prices = self.price * _least_slopes(self._passes)
+        self._slots: dict[int, RowSlots] = {}
 
-ASSUMED = 2.0
-"""Rounds that such an assumption counts for."""
+    def _rate(self, states) -> float:
+        """Returns the tokens a second that were reached; no less than ordinary decoding's."""
+        plain = len(states) / self._passes[0]
+        chains = self._layers[self._layers < len(self._passes)]
+        tokens = 1 + np.cumsum(USUAL[0] ** chains)
+        rounds = (self._passes[chains] + chains * self._calls[0]) / self._passes[0]
+        guess = (tokens / rounds).max(initial=1.0)
+        found = (sum(s.tokens for s in states) + ROUNDS * guess) / (sum(s.rounds for s in states) + ROUNDS)
+        return float(plain * max(found, 1.0))
+
+    @property
+    def rounds(self) -> float:
+        return float((self._passes[max(self.sizes)] + self.drafting) / self._passes[0])
+
+    def offer(self, row: int, slots: RowSlots) -> None:
+        self._slots[row] = slots
+
+    def fill(self) -> None:
+        """Draw nodes of the layer, column by column: one more node in every row that has a slot."""
+        offered, self._slots = self._slots, {}
+        paid, gained = max(self.sizes), {row: 0 for row in offered}
+        while offered:
+            for row, slots in offered.items():
+                while self.sizes[row] < paid and slots.draw():
+                    self.sizes[row] += 1
+            gain = sum(slots.value for slots in offered.values())
+            if gain <= self._prices[paid] or not paid < len(self._passes) - 1:
+                break
+            paid += 1
+        for row in range(len(self.sizes)):
+            self.leaves[row] = sorted((drawn.worth for drawn in offered[row].drawn), reverse=True) if row in offered else []
+
+    def next_width(self, layer: int) -> int:
+        """Returns how many leaves of each row are opened for the layer; 0 where it does not pay."""
+        if layer > self.layer:
+            self.fill()
+            self.drafting += float(self._calls[min(self.width, max(map(len, self._opened))) - 1])
+            self.layer = layer
+            self.width = self._next_width() if layer < self.depth else 0
+        return self.width
+
+    def _next_width(self) -> int:
+        self._opened = self.leaves
+        size = max(self.sizes)
+        room = len(self._passes) - 1 - size
+        most = min(max(map(len, self.leaves)), room)
+        if most < 1:
+            return 0
+        left = self.depth - self.layer
+        gains = np.zeros((most, left))
+        for leaves, rates in zip(self.leaves, self._by_depth, strict=True):
+            sums = np.zeros(most)
+            sums[: len(leaves)] = leaves[:most]
+            gains += np.cumsum(sums)[:, None] * np.cumsum(np.cumprod(rates[self.layer:]))[None]
+        widths = np.arange(1, most + 1)[:, None]
+        nodes = widths * self._layers[None, :left]
+        fits = size + nodes < len(self._passes)
+        times = self._passes[np.where(fits, size + nodes, 0)] - self._passes[size]
+        times = times + self._layers[None, :left] * self._calls[widths - 1]
+        net = np.where(fits, gains - self.price * times, -np.inf)
+        best = int(net.argmax())
+        return best // left + 1 if net.flat[best] > 0 else 0
 
 
 @attrs.frozen
-class ThroughputState:
-    """Fading sums over the rounds of a row, `SHAPE` numbers each, flat.
-
-    A tree shows what smaller ones would have given: its nodes of most value, down to a limit of layers, are
-    the tree of that limit, and its first children are a chain. Numbers count nodes between one size and
-    the next.
-
-    Attributes:
-        rounds: whose trees showed all nodes of that size and depth.
-        accepted: nodes in these rounds.
-        layers: of the trees of that size and depth in these rounds: draft calls that they took.
-    """
-
-    rounds: tuple[float, ...] = (0.0,) * (SHAPE[0] * SHAPE[1])
-    accepted: tuple[float, ...] = (0.0,) * (SHAPE[0] * SHAPE[1])
-    layers: tuple[float, ...] = (0.0,) * (SHAPE[0] * SHAPE[1])
-
-
-@attrs.frozen
-class TreeLimits:
-    """Layers and nodes that every row's tree of a round may have; none are ordinary decoding.
-
-    Attributes:
-        depth: layers.
-        nodes: without the root.
-        chain: whether only first children are drawn.
-    """
-
-    depth: int = 0
-    nodes: int = 0
-    chain: bool = False
-
-
-@attrs.frozen
-class ThroughputDySpec(LayeredDySpec, LearningPolicy[ThroughputState], BatchPolicy[TreeLimits]):
-    """The trees of `LayeredDySpec`, as large and deep as pays for the tokens a second of all rows.
-
-    A pass over many rows is bound by arithmetic, so every node costs time and only likely ones pay. A batch
-    is padded to its largest tree, so all rows have the same limits. Earlier rounds of all rows have shown how
-    many nodes of trees of every size and depth were accepted, and `RowView.costs` says what their passes
-    take. The best rate wins; where no tree pays, nothing is drafted. Limits that were not tried for long are
-    thought somewhat better than they may be, so that they are tried again.
-
-    All of this is known before a token of the round is drawn, so law P holds for each row. The text that a
-    seed gives may change with the other rows, and its law does not.
-
-    Attributes:
-        budget: nodes in a row's tree at most.
-        depth: layers at most; None: 8.
-        threshold, law, acceptance: as for `LayeredDySpec`; no slot below the threshold is drawn.
-        memory: how much a past round counts, round by round.
-
-    Source: draftwood; STree, equations 7 and 8 (arXiv 2505.14969), for the time of trees.
-    """
-
+class ThroughputDySpec(SingleLawPolicy, LearningPolicy[AcceptanceHistory], BatchPolicy[Any]):
+    budget: int = attrs.field(default=32, validator=at_least(1))
+    depth: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
+    law: type[Proposal] = attrs.field(default=WithoutReplacement, converter=as_law, validator=sampled_or_top)
     memory: float = attrs.field(default=0.98, validator=probability)
     reads_row = True
     source = "draftwood (STree, equations 7 and 8)"
 
-    def first_state(self) -> ThroughputState:
-        return ThroughputState()
+    @property
+    def adaptive(self) -> bool:  # type: ignore[override]
+        return self.law is WithoutReplacement
 
-    def share(  # type: ignore[override]  # a policy that reads rows takes their views
-        self, states: Sequence[Any], views: Sequence[RowView]
-    ) -> Sequence[TreeLimits]:
+    def first_state(self) -> AcceptanceHistory:
+        return AcceptanceHistory()
+
+    def share(self, states, views):
         context = sum(view.length for view in views) / len(views)
-        limits = self.limits(states, views[0].known_costs(), context=context)
-        # A tree deeper than every row's room would be cut.
         room = max(view.left for view in views) - 1
-        return [limits if room >= limits.depth else TreeLimits(room, limits.nodes)] * len(states)
-
-    def limits(
-        self, states: Sequence[ThroughputState], costs: PassCosts, *, context: float = 0
-    ) -> TreeLimits:
-        """Returns the limits with the most expected tokens a second for rows with these states.
-
-        Args:
-            states: one per row.
-            costs: of passes.
-            context: mean tokens of a row.
-        """
-        if any(not isinstance(state, ThroughputState) for state in states):
-            raise InvalidInput("A state is no ThroughputState; give the states that this policy returned.")
-        rounds, accepted, layers = (
-            np.array([getattr(state, name) for state in states]).sum(0).reshape(SHAPE)
-            for name in ("rounds", "accepted", "layers")
+        depth = min(self.depth or DEEPEST, room)
+        budget = RoundBudget(
+            states, views[0].known_costs(), context=context, depth=depth, budget=self.budget
         )
-        rows = len(states)
-        tokens = 1 + np.minimum(
-            _expected(accepted, rounds).cumsum(1), np.array([SIZES[-1], *DEPTHS])[:, None]
-        )
-        calls = _expected_layers(layers, rounds)
-        rates = np.where(self._allowed(), tokens / _times(costs, calls, rows=rows, context=context), 0.0)
-        place, size = (int(number) for number in np.unravel_index(rates.argmax(), SHAPE))
-        plain = costs.target(1, rows=rows, context=context)
-        plain += costs.rest_seconds(1, rows=rows, context=context)
-        if rates[place, size] * plain <= 1:
-            return TreeLimits()
-        nodes = SIZES[size]
-        return TreeLimits(DEPTHS[place - 1], nodes) if place else TreeLimits(nodes, nodes, chain=True)
+        return [(budget, row) for row in range(len(states))]
 
-    def _allowed(self) -> Bool[np.ndarray, "kinds sizes"]:
-        deepest = self.depth or DEPTHS[-1]
-        within = [size <= max(self.budget, SIZES[0]) for size in SIZES]
-        chains = [fits and size <= deepest for size, fits in zip(SIZES, within, strict=True)]
-        return np.array([chains, *([fits and depth <= deepest for fits in within] for depth in DEPTHS)])
+    def grow(self, root: int, rng: Randomness, share=None) -> Growing:
+        budget, row = share
+        rates = budget.rates[row]
+        tree, chances = TreeBuilder(root), [1.0]
+        note = []
+        level = [0]
+        layer = 0
+        while width := budget.next_width(layer):
+            layer += 1
+            if not level:
+                yield WAIT
+                continue
+            level.sort(key=lambda node: -chances[node])
+            level = sorted(level[:width])
+            drawn = yield tree.open(level, self.law, ahead=self.budget)
+            slots = RowSlots([NextSlot(siblings, rates, chances[node]) for node, siblings in zip(level, drawn, strict=True)])
+            budget.offer(row, slots)
+            if len(budget.rates) > 1:
+                yield WAIT
+            budget.next_width(layer)
+            above, level = level, []
+            for one in sorted(slots.drawn, key=lambda one: (one.index, one.rank)):
+                siblings = drawn[one.index]
+                child = tree.add(above[one.index], siblings.tokens[one.rank])
+                tree.siblings[above[one.index]] = siblings
+                chances.append(one.worth)
+                note.append(one.chance)
+                level.append(child)
+        return attrs.evolve(tree.finish(), note=(budget.rounds, *note))
 
-    def grow(  # type: ignore[override]  # a learner's state is in its share
-        self, root: int, rng: Randomness, share: TreeLimits | None = None
-    ) -> Growing:
-        limits = TreeLimits(self.depth or DEPTHS[-1], self.budget) if share is None else share
-        if not limits.depth:
-            return attrs.evolve(TreeBuilder(root).finish(), note=(limits, ()))
-        largest = LargestValues(limits.nodes, self.threshold, later=float(limits.chain))
-        tree = yield from self.layers(root, largest, limits.depth)
-        return attrs.evolve(tree, note=(limits, largest.slots(0)))
+    def observe(self, state: AcceptanceHistory, outcome: Outcome, tree: TokenTree) -> AcceptanceHistory:
+        return state.after(_judged(tree, outcome), tokens=len(outcome.path), rounds=tree.note[0], memory=self.memory)
 
-    def observe(self, state: ThroughputState, outcome: Outcome, tree: TokenTree) -> ThroughputState:
-        assert isinstance(tree.note, tuple)
-        limits, slots = tree.note
-        rounds, accepted, layers = (
-            self.memory * np.array(sums).reshape(SHAPE)
-            for sums in (state.rounds, state.accepted, state.layers)
-        )
-        # What the limit of the text cut off the tree are its last levels.
-        slots = slots[: len(tree) - 1]
-        nodes = sorted(range(1, len(tree)), key=lambda node: (-slots[node - 1][0], *slots[node - 1][1:]))
-        path = set(outcome.path)
-        # A tree that is not full has shown all that there is.
-        all_shown = len(nodes) < limits.nodes
-        for kind, deepest in enumerate((limits.depth, *DEPTHS)):
-            if kind and limits.chain:
-                shown = nodes[:1]  # also the first node of a tree
-            elif kind:
-                shown = [node for node in nodes if slots[node - 1][1] <= deepest]
-            else:
-                shown = _first_children(tree)
-            if deepest > limits.depth:
+
+def _judged(tree: TokenTree, outcome: Outcome) -> Iterator[Judged]:
+    path = set(outcome.path)
+    for node in outcome.path:
+        for rank, child in enumerate(tree.children(node)):
+            yield Judged(tree.depths[child], rank, tree.note[child], child in path)
+            if child in path:
                 break
-            whole = all_shown and not (kind and limits.chain)
-            for column, (least, most) in enumerate(zip((0, *SIZES), SIZES, strict=False)):
-                if most <= (limits.nodes if whole else len(shown)):
-                    rounds[kind, column] += 1
-                    accepted[kind, column] += sum(node in path for node in shown[least:most])
-                    layers[kind, column] += max(tree.depths[node] for node in shown[:most]) if shown else 1
-        return ThroughputState(tuple(rounds.flat), tuple(accepted.flat), tuple(layers.flat))
 
 
-def _first_children(tree: TokenTree) -> list[int]:
-    """Returns the chain of first children, from the root on."""
-    chain, node = list[int](), 0
-    while children := tree.children(node):
-        node = children[0]
-        chain.append(node)
-    return chain
+@attrs.frozen
+class Drawn:
+    index: int
+    rank: int
+    worth: float
+    chance: float
 
 
-def _expected(
-    accepted: Float[np.ndarray, "kinds sizes"], rounds: Float[np.ndarray, "kinds sizes"]
-) -> Float[np.ndarray, "kinds sizes"]:
-    """Returns accepted nodes of a row's round between one size and the next; assumed where untried."""
-    widths = np.diff((0, *SIZES))
-    means = np.zeros(SHAPE)
-    for kind in range(SHAPE[0]):
-        for column in range(SHAPE[1]):
-            if column == 0:
-                assumed = means[0, 0] if kind else FIRST_ACCEPTED
-            else:
-                before = means[kind, column - 1] / widths[column - 1]
-                deeper = min(HOPE * means[0, 0], 1.0) * before * widths[column]
-                assumed = deeper if kind != 1 else SIBLINGS * before * widths[column]
-                if kind > 1:
-                    assumed = max(means[kind - 1, column], deeper)
-            means[kind, column] = (accepted[kind, column] + ASSUMED * assumed) / (
-                rounds[kind, column] + ASSUMED
-            )
-    return means
+class RowSlots:
+    """The slots of a row's layer, the one worth most first."""
+
+    def __init__(self, slots) -> None:
+        self._slots, self.drawn = slots, []
+        self._waiting = [(-slot.value, 0, index) for index, slot in enumerate(slots)]
+        heapq.heapify(self._waiting)
+
+    @property
+    def value(self) -> float:
+        return -self._waiting[0][0] if self._waiting else 0.0
+
+    def draw(self) -> bool:
+        while self.value > 0:
+            _, rank, index = self._waiting[0]
+            slot = self._slots[index]
+            if slot.draw():
+                heapq.heapreplace(self._waiting, (-slot.value, rank + 1, index))
+                self.drawn.append(Drawn(index, rank, slot.worth, slot.chance))
+                return True
+            heapq.heappop(self._waiting)
+        return False
 
 
-def _expected_layers(
-    layers: Float[np.ndarray, "kinds sizes"], rounds: Float[np.ndarray, "kinds sizes"]
-) -> Float[np.ndarray, "kinds sizes"]:
-    """Returns the layers of trees by their limits; an untried tree may have one more than a smaller one.
-
-    A tree is seldom as deep as its limit: it goes deep where the draft is sure, and else it is wide.
-    """
-    means = np.zeros(SHAPE)
-    means[0] = SIZES
-    for kind, deepest in enumerate(DEPTHS, start=1):
-        for column, size in enumerate(SIZES):
-            before = means[kind, column - 1] if column else 0.0
-            assumed = min(before + 1, deepest, size)
-            means[kind, column] = (layers[kind, column] + ASSUMED * assumed) / (
-                rounds[kind, column] + ASSUMED
-            )
-    return means
+def _least_slopes(times):
+    sizes = np.arange(len(times))
+    ahead = sizes[None] - sizes[:, None]
+    slopes = np.where(ahead > 0, (times[None] - times[:, None]) / np.where(ahead > 0, ahead, 1), np.inf)
+    return np.maximum(slopes.min(1), 0)
 
 
-def _times(
-    costs: PassCosts, layers: Float[np.ndarray, "kinds sizes"], *, rows: int, context: float
-) -> Float[np.ndarray, "kinds sizes"]:
-    """Returns the seconds of a round by its limits, whose trees have so many layers."""
-    sizes = np.array(SIZES)
-    passes = costs.target(1 + sizes, rows=rows, context=context)
-    passes = passes + costs.rest_seconds(1 + sizes, rows=rows, context=context)
-    first = costs.draft_seconds(1, rows=rows, context=context)
-    below = costs.draft_seconds(np.maximum(sizes / layers, 1), rows=rows, context=context)
-    times: Float[np.ndarray, "kinds sizes"] = passes + first + (layers - 1) * below
-    return times
+class NextSlot:
+    __slots__ = ("siblings", "value", "worth", "chance", "_rates", "_reached", "_left", "_known")
+
+    def __init__(self, siblings: Siblings, rates: AcceptanceRates, reached: float) -> None:
+        self.siblings, self._rates, self._reached = siblings, rates, reached
+        self._known = siblings.law is Deterministic
+        self._left = 1.0
+        self._price()
+
+    def _price(self) -> None:
+        rank = len(self.siblings.tokens)
+        if self.siblings.weight <= 0:
+            self.value = 0.0
+        elif self._known:
+            self.value = self._reached * self._rates(rank, min(self.siblings.weight / self._left, 1.0))
+        else:
+            self.value = self._reached * self._rates.unknown(rank)
+
+    def draw(self) -> bool:
+        rank = len(self.siblings.tokens)
+        if not self.siblings.draw():
+            self.value = 0.0
+            return False
+        drawn = self.siblings.chances[-1]
+        self.chance = min(drawn / max(self._left, 1e-9), 1.0)
+        self._left = max(self._left - drawn, 1e-9)
+        rate = self._rates(rank, self.chance)
+        self.worth = self._reached * rate
+        self._reached *= 1 - rate
+        self._price()
+        return True
