@@ -187,7 +187,7 @@ class PayingNodes:
         self._offered[row] = slots
 
     def _reached_rate(self, histories: Sequence[AcceptanceHistory]) -> float:
-        """Returns the tokens a second that were reached, at least those of ordinary decoding; first assumed."""
+        """Returns the tokens a second that were reached, and at least those of ordinary decoding."""
         chains = np.arange(1, min(self.depth + 1, len(self._passes)))
         tokens = 1 + np.cumsum(USUAL[0] ** chains)
         times = (self._passes[chains] + chains * self._calls[0]) / self._passes[0]
