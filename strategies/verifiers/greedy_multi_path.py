@@ -25,6 +25,9 @@ class GreedyMultiPath(Verifier):
     chosen with probability v^K - u^K, where u and v bound its share of the draft's law in that order, which
     gives the law of every next token.
 
+    Tokens of equal rank go by their number, so the choice is no draw from D even where T is D, and may then
+    fail where recursive rejection accepts the first child.
+
     Where a node branches whose paths are not chains of one length, the first of equal children is
     followed, and its own children count as independent ones.
 

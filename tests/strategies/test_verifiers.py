@@ -310,4 +310,5 @@ def test_a_real_vocabulary(law, verifier):
             accepted += verifier.verify(tree.finish(), target.expand(4, -1), rng).accepted
         # Where draft and target agree, rejection takes the first drawn child.
         if draft is target and law in (WithReplacement, WithoutReplacement, PerChild):
-            assert accepted == 10 or isinstance(verifier, SampleAndMatch)
+            # The best-ranked of several equal ones is not a draw by the draft's law.
+            assert accepted == 10 or isinstance(verifier, SampleAndMatch | GreedyMultiPath)
