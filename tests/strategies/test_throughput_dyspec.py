@@ -119,7 +119,7 @@ def test_it_keeps_up_with_the_best_fixed_tree_and_with_ordinary_decoding(
         )
     ]
     ordinary = rows / passes.target(1, rows=rows)
-    # At temperature 0 the toy draft is nearly always right, and a chain of 8 from the first round on is the best.
+    # At temperature 0 the toy draft is nearly always right, and a chain of 8 is the best.
     assert found > (0.97 if temperature else 0.93) * max(ordinary, *fixed)
     if passes is DEAR and rows > 1 and temperature:
         assert ordinary > max(fixed)  # so this case does show decoding without trees
