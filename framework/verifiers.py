@@ -4,6 +4,7 @@ from draftwood.strategies.verifiers.block import Block
 from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
 from draftwood.strategies.verifiers.greedy import Greedy
+from draftwood.strategies.verifiers.greedy_multi_path import GreedyMultiPath
 from draftwood.strategies.verifiers.k_sequential import KSequential
 from draftwood.strategies.verifiers.node_wise import NodeWise
 from draftwood.strategies.verifiers.optimal_iid import OptimalIID
@@ -21,6 +22,7 @@ __all__ = [
     "ClassOrderedRejection",
     "ClassOrderedTraversal",
     "Greedy",
+    "GreedyMultiPath",
     "KSequential",
     "NodeWise",
     "OptimalIID",

@@ -39,6 +39,7 @@ from draftwood.strategies.shape_search import ShapeFit
 from draftwood.strategies.verifiers.block import Block
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
 from draftwood.strategies.verifiers.greedy import Greedy
+from draftwood.strategies.verifiers.greedy_multi_path import GreedyMultiPath
 from draftwood.strategies.verifiers.k_sequential import KSequential
 from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
@@ -112,6 +113,29 @@ def spectr(paths: int = 8, length: int = 8) -> Recipe:
     Settings: 8 paths of length 8; RSD's tables take (2, 2) to (12, 5).
     """
     return Recipe(IndependentPaths(paths, length), KSequential())
+
+
+def gbv(paths: int = 4, length: int = 4) -> Recipe:
+    """Independent paths, of which the one that the target prefers is judged as a block.
+
+    Source: greedy block multi-path verification, 2026 (arXiv 2602.16961).
+    Settings: ours, 4 paths of length 4.
+    """
+    return Recipe(IndependentPaths(paths, length), GreedyMultiPath())
+
+
+def delayed_expansion(trunk: int = 2, paths: int = 4, length: int = 2) -> Recipe:
+    """A chain that branches at its end into independent paths, judged from its leaves up.
+
+    Source: delayed tree expansion, Thomas et al. 2026 (arXiv 2602.16994), without its selector of shapes.
+    Settings: ours, a trunk of 2 and 4 paths of length 2.
+    """
+    for name, value, least in (("trunk", trunk, 0), ("paths", paths, 1), ("length", length, 1)):
+        if value < least:
+            raise InvalidInput(f"{name} is {value}; give {least} or more.")
+    stem = [(0,) * (above + 1) for above in range(trunk)]
+    ends = [(0,) * trunk + (path,) + (0,) * below for path in range(paths) for below in range(length)]
+    return Recipe(StaticTree(tuple(stem + ends), WithReplacement), Traversal())
 
 
 def specinfer(

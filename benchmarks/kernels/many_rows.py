@@ -103,8 +103,8 @@ def policies(*, law: str) -> dict[str, TreePolicy]:
     """Policies by what the table calls them."""
     return {
         "ordinary decoding": Ordinary(),
-        "chain of 2": Chain(2),
-        "chain of 4": Chain(4),
+        "chain of 2": Chain(2, law),
+        "chain of 4": Chain(4, law),
         "trees of 4": LayeredDySpec(4, law=law),
         "trees of 8": LayeredDySpec(8, law=law),
         "trees of 16": LayeredDySpec(16, law=law),

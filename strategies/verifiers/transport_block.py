@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import attrs
-from jaxtyping import Float
 from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree, Verifier, WithReplacement
 from draftwood.laws.proposals import check_distribution
 from draftwood.strategies.verifiers.optimal_iid import Selection
-from draftwood.strategies.verifiers.residual import Candidate, Residual, SiblingLaw
+from draftwood.strategies.verifiers.path_as_block import PathChoice, row64, verify_as_block
+from draftwood.strategies.verifiers.residual import Residual, SiblingLaw
 
 
 @attrs.frozen
@@ -37,34 +37,20 @@ class TransportBlock(Verifier):
     source = "draftwood"
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
-        tokens = tree.tokens.tolist()
-        path, tried = [0], list[Candidate]()
-        levels = [Residual.of(_row(target_probs[0]))]
-        while children := tree.children(path[-1]):
-            here = levels[-1]
-            draft = tree.proposals[path[-1]].conditional(0, ())
-            check_distribution(draft, "The draft distribution of WithReplacement")
-            selection = Selection.optimal(here.weights, _row(draft), len(children))
-            proposed = selection.propose([tokens[child] for child in children], rng)
-            if proposed is None:
-                break
-            candidate = Candidate(proposed, tokens[children[proposed]], SiblingLaw(selection.law(len(draft))))
-            chance = here.chance(candidate)
-            if chance == 0:
-                here.reject(candidate)
-                break
-            path.append(children[proposed])
-            tried.append(candidate)
-            levels.append(Residual.of(_row(target_probs[path[-1]]), chance))
-        while not rng.accept(levels[-1].allowance):
-            path.pop()
-            levels.pop()
-            levels[-1].reject(tried.pop())
-        extra = rng.choose(levels[-1].weights)
-        return Outcome.of(tree, path, extra=extra, bonus=not tree.children(path[-1]))
+        return verify_as_block(tree, target_probs, _Transported(tree, rng), rng)
 
 
-def _row(p: Float[Tensor, " vocab"]) -> Float[Tensor, " vocab"]:
-    """`p` in float64, summing to 1."""
-    p = p.double()
-    return p / p.sum()
+@attrs.frozen(eq=False)
+class _Transported(PathChoice):
+    """Proposes by the optimal selection law of every node's allowance."""
+
+    tree: TokenTree
+    rng: Randomness
+
+    def child(self, node: int, here: Residual) -> tuple[int, SiblingLaw] | None:
+        children = self.tree.children(node)
+        draft = self.tree.proposals[node].conditional(0, ())
+        check_distribution(draft, "The draft distribution of WithReplacement")
+        selection = Selection.optimal(here.weights, row64(draft), len(children))
+        proposed = selection.propose([int(self.tree.tokens[child]) for child in children], self.rng)
+        return None if proposed is None else (children[proposed], SiblingLaw(selection.law(len(draft))))

@@ -44,7 +44,7 @@ POLICIES = {
 
 def test_every_policy_that_takes_a_budget_is_here():
     budgeted = {name for name in registry.names("policies") if "budget" in registry.options("policies", name)}
-    budgeted.remove("throughput-dyspec")  # it grows layered-dyspec's trees, and begins with small ones
+    budgeted.remove("throughput-dyspec")  # costs of passes, and no budget, end its trees
     assert budgeted == {name.partition(" ")[0] for name in POLICIES}
 
 

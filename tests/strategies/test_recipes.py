@@ -35,6 +35,7 @@ from draftwood.strategies.policies.threshold_dyspec import ThresholdDySpec
 from draftwood.strategies.verifiers.block import Block
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
 from draftwood.strategies.verifiers.greedy import Greedy
+from draftwood.strategies.verifiers.greedy_multi_path import GreedyMultiPath
 from draftwood.strategies.verifiers.k_sequential import KSequential
 from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
@@ -46,9 +47,14 @@ NAMES = registry.names("recipes")
 # Options with which a method's tree is small enough to visit every outcome of a round.
 SMALL = {
     "length": 2, "branching": (2, 1), "width": 2, "depth": 2, "budget": 3, "paths": 2, "beams": 2,
-    "steps": 2, "max_depth": 3, "shape": ((0,), (1,), (0, 0)),
+    "steps": 2, "max_depth": 3, "trunk": 1, "shape": ((0,), (1,), (0, 0)),
 }  # fmt: skip
 EIGHT = (1, 1, 3, 1, 1, 1, 1, 1)
+DELAYED = (
+    (0,),
+    (0, 0),
+    *((0, 0, path, *(0,) * below) for path in range(4) for below in range(2)),
+)
 ROOM = 10**6  # more nodes than any such tree has
 # What the papers' tables name: the policy, the verifier, and what else is not the usual.
 PAPERS = {
@@ -64,6 +70,8 @@ PAPERS = {
         1.0,
     ),
     "spectr": (IndependentPaths(8, 8), KSequential()),
+    "gbv": (IndependentPaths(4, 4), GreedyMultiPath()),
+    "delayed-expansion": (StaticTree(DELAYED, WithReplacement), Traversal()),
     "specinfer": (FixedTree(8, EIGHT, ROOM, law=WithReplacement), RecursiveRejection()),
     "rsd-c": (FixedTree(4, (2, 2, 2, 2), ROOM), RecursiveRejection()),
     "rsd-s": (StochasticBeam(6, 5), RecursiveRejection()),

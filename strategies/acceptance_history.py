@@ -1,0 +1,168 @@
+"""How often a row's drafted children were accepted, and what that says of the next ones."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Iterable, Sequence
+
+import attrs
+import numpy as np
+from jaxtyping import Float
+
+BOUNDS = (0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.98)
+"""Bounds between the bins of a child's probability, given that its earlier siblings failed."""
+
+ASSUMED = (
+    (0.3, 0.35, 0.4, 0.6, 0.75, 0.85, 0.95, 0.98),
+    (0.05, 0.2, 0.4, 0.55, 0.65, 0.75, 0.85, 0.9),
+    (0.05, 0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.9),
+)
+"""Assumed rates of acceptance of a first, second and later child by bin, before any was judged."""
+
+USUAL = (0.65, 0.3, 0.15)
+"""Assumed rates of a first, second and later child whose probability is not known."""
+
+WEIGHT = 2.0
+"""Judged children that such an assumption counts for."""
+
+DEPTHS = 8
+"""Depths whose first children are counted apart; deeper ones count with the last."""
+
+FIRST_WEIGHT = 4.0
+"""Judged first children of a depth that the assumption about them counts for."""
+
+RANKS, BINS = len(ASSUMED), len(BOUNDS) + 1
+
+Counts = tuple[float, ...]
+
+
+@attrs.frozen
+class Judged:
+    """A child that a verifier judged: its parent was accepted, and its earlier siblings failed.
+
+    Attributes:
+        depth: of the child, from 1 on.
+        rank: among its siblings, from 0 on.
+        chance: the draft's probability of it, given that the earlier siblings failed.
+        accepted: whether it was.
+    """
+
+    depth: int
+    rank: int
+    chance: float
+    accepted: bool
+
+
+@attrs.frozen
+class AcceptanceHistory:
+    """Fading counts over the rounds of a row.
+
+    Attributes:
+        judged: children, by rank and bin of their probability: `RANKS * BINS` numbers, flat.
+        accepted: those of them that were accepted.
+        first_judged: first children, by depth: `DEPTHS` numbers.
+        first_accepted: those of them that were accepted.
+        tokens: emitted.
+        time: of the rounds, in rounds of ordinary decoding of the same rows.
+    """
+
+    judged: Counts = (0.0,) * (RANKS * BINS)
+    accepted: Counts = (0.0,) * (RANKS * BINS)
+    first_judged: Counts = (0.0,) * DEPTHS
+    first_accepted: Counts = (0.0,) * DEPTHS
+    tokens: float = 0.0
+    time: float = 0.0
+
+    def after(
+        self, children: Iterable[Judged], *, tokens: int, time: float, memory: float
+    ) -> AcceptanceHistory:
+        """Returns the history after one more round; earlier rounds count `memory` times as much."""
+        judged, accepted, first_judged, first_accepted = (
+            [memory * count for count in counts]
+            for counts in (self.judged, self.accepted, self.first_judged, self.first_accepted)
+        )
+        for child in children:
+            place = min(child.rank, RANKS - 1) * BINS + bisect(BOUNDS, child.chance)
+            judged[place] += 1
+            accepted[place] += child.accepted
+            if child.rank == 0:
+                depth = min(child.depth, DEPTHS) - 1
+                first_judged[depth] += 1
+                first_accepted[depth] += child.accepted
+        return AcceptanceHistory(
+            tuple(judged),
+            tuple(accepted),
+            tuple(first_judged),
+            tuple(first_accepted),
+            memory * self.tokens + tokens,
+            memory * self.time + time,
+        )
+
+
+@attrs.frozen
+class AcceptanceRates:
+    """Estimated rates at which a row's next children are accepted, once their parent is.
+
+    Attributes:
+        by_chance: by rank and bin of the probability.
+        by_rank: by rank, of a child whose token is not known yet.
+        by_depth: by depth, of a first child whose probability is not known yet.
+        doubt: standard errors of `by_depth`.
+    """
+
+    by_chance: tuple[Counts, ...]
+    by_rank: Counts
+    by_depth: Counts
+    doubt: Counts
+
+    @classmethod
+    def of(cls, histories: Sequence[AcceptanceHistory]) -> list[AcceptanceRates]:
+        """Returns each row's rates; a row that has judged little has nearly those of all rows together."""
+        fields = ("judged", "accepted", "first_judged", "first_accepted")
+        counts = [np.array([getattr(one, name) for one in histories]) for name in fields]
+        counts[:2] = [of.reshape(-1, RANKS, BINS) for of in counts[:2]]
+        pooled = cls._estimated(*(of.sum(0) for of in counts))
+        if len(histories) == 1:
+            return [pooled]
+        return [cls._estimated(*of, like=pooled) for of in zip(*counts, strict=True)]
+
+    @classmethod
+    def _estimated(
+        cls,
+        judged: Float[np.ndarray, "ranks bins"],
+        accepted: Float[np.ndarray, "ranks bins"],
+        first_judged: Float[np.ndarray, " depths"],
+        first_accepted: Float[np.ndarray, " depths"],
+        *,
+        like: AcceptanceRates | None = None,
+    ) -> AcceptanceRates:
+        """Returns rates that are `like` others as far as nothing was counted; None: the assumed ones."""
+        assumed, usual = (ASSUMED, USUAL) if like is None else (like.by_chance, like.by_rank)
+        by_chance = (accepted + WEIGHT * np.array(assumed)) / (judged + WEIGHT)
+        by_rank = (accepted.sum(1) + WEIGHT * np.array(usual)) / (judged.sum(1) + WEIGHT)
+        by_depth, above = list[float](), USUAL[0]
+        for depth, (tried, hit) in enumerate(zip(first_judged, first_accepted, strict=True)):
+            guess = above if like is None else like.by_depth[depth]
+            above = float((hit + FIRST_WEIGHT * guess) / (tried + FIRST_WEIGHT))
+            by_depth.append(above)
+        rates = np.array(by_depth)
+        doubt = np.sqrt(rates * (1 - rates) / (first_judged + FIRST_WEIGHT)).tolist()
+        return cls(
+            tuple(map(tuple, by_chance.tolist())),
+            tuple(by_rank.tolist()),
+            tuple(by_depth),
+            tuple(doubt) if like is None else like.doubt,
+        )
+
+    def known(self, rank: int, chance: float) -> float:
+        """Returns the rate of a child of this rank, drawn with this probability after its siblings."""
+        return self.by_chance[min(rank, RANKS - 1)][bisect(BOUNDS, chance)]
+
+    def unknown(self, rank: int) -> float:
+        """Returns the rate of a child of this rank before its token is drawn."""
+        return self.by_rank[min(rank, RANKS - 1)]
+
+    def first(self, depth: int, *, optimism: float = 0.0) -> float:
+        """Returns the rate of a first child at `depth`, raised by `optimism` standard errors."""
+        place = min(depth, DEPTHS) - 1
+        return min(self.by_depth[place] + optimism * self.doubt[place], 1.0)
