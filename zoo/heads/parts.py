@@ -25,11 +25,13 @@ from draftwood.strategies.mtp.head import MtpHead
 from ..distil.rows import Rows
 from .known_text import known_text
 from .loading import CheckedHead, depths_of
+from .misstored import with_weights
 from .settings import judged, mean_and_error
-from .variants import with_parameters
 
 _LEAST = 0.01  # nats a token, within which a part adds nothing
 _ERRORS = 2.0  # standard errors from prompt to prompt, within which it does not harm
+_WEAKER = 0.5  # of what a part adds, tried to tell weights of the wrong size
+_OF_SIZE, _ERRORS_OF_SIZE = 0.05, 2.5  # nats a token and standard errors, by which that must be better
 
 
 @attrs.frozen(eq=False)
@@ -46,6 +48,11 @@ class Part:
     head: CheckedHead
     modules: Sequence[Module] = ()
 
+    @property
+    def sized(self) -> bool:
+        """Whether half of the part can be tried: what it adds is not normed after it."""
+        return bool(self.modules) and self.name not in ("embeddings", "the target's states")
+
 
 @attrs.frozen(kw_only=True)
 class Added:
@@ -57,12 +64,16 @@ class Added:
             draft.
         gain: by how much the log-likelihood of the target's tokens is higher with the part, in nats a token.
         error: its standard error, from prompt to prompt.
+        weaker: by how much it is higher with half of the part than with all of it.
+        weaker_error: likewise.
     """
 
     name: str
     by_depth: tuple[float, ...]
     gain: float
     error: float
+    weaker: float = 0.0
+    weaker_error: float = 0.0
 
     @property
     def idle(self) -> bool:
@@ -73,6 +84,11 @@ class Added:
     def harms(self) -> bool:
         """Whether the head is better without the part, by more than chance."""
         return self.gain < -max(_LEAST, _ERRORS * self.error)
+
+    @property
+    def too_strong(self) -> bool:
+        """Whether the head is better with half of the part, by more than chance."""
+        return self.weaker > max(_OF_SIZE, _ERRORS_OF_SIZE * self.weaker_error)
 
 
 def parts_of(head: CheckedHead, depths: int) -> Iterator[Part]:
@@ -123,7 +139,7 @@ def _of_medusa(heads: Heads, depths: int) -> Iterator[Part]:
         kept = torch.ones(heads.count, 1, 1, dtype=heads.weight.dtype, device=heads.weight.device)
         kept[number] = 0
         changed = {name: getattr(heads, name).detach() * kept for name in ("weight", "bias")}
-        yield Part(f"the residual block of head {number}", with_parameters(heads, changed))
+        yield Part(f"the residual block of head {number}", with_weights(heads, changed))
 
 
 def _of_hydra(head: HydraHead, depths: int) -> list[tuple[str, Module]]:
@@ -137,21 +153,19 @@ def _of_hydra(head: HydraHead, depths: int) -> list[tuple[str, Module]]:
 
 
 @contextmanager
-def _silent(part: Part) -> Iterator[None]:
-    """Within it the modules of `part` put out zeros."""
-    hooks = [module.register_forward_hook(_zeros) for module in part.modules]
+def _scaled(part: Part, factor: float) -> Iterator[None]:
+    """Within it the modules of `part` put out `factor` of their states."""
+
+    def hook(module: Module, inputs: Any, out: Any) -> Any:
+        # States come first where a module gives more.
+        return out * factor if isinstance(out, Tensor) else (out[0] * factor, *out[1:])
+
+    hooks = [module.register_forward_hook(hook) for module in part.modules]
     try:
         yield
     finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _zeros(module: Module, inputs: Any, out: Any) -> Any:
-    """Returns zeros in place of a module's states, which come first where it gives more."""
-    if isinstance(out, Tensor):
-        return torch.zeros_like(out)
-    return (torch.zeros_like(out[0]), *out[1:])
+        for handle in hooks:
+            handle.remove()
 
 
 @torch.no_grad()
@@ -164,11 +178,23 @@ def added_by_parts(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, d
     whole = likely.sum(1) / total.sum(1).clamp(min=1)
     found: list[Added] = []
     for part in parts_of(head, depths):
-        with _silent(part):
+        with _scaled(part, 0):
             right, likely, _ = judged(target, part.head, prompts, texts, depths=depths)
         gain, error = mean_and_error(whole - likely.sum(1) / total.sum(1).clamp(min=1))
+        weaker = weaker_error = torch.zeros(())
+        if part.sized:
+            with _scaled(part, _WEAKER):
+                _, likely, _ = judged(target, part.head, prompts, texts, depths=depths)
+            weaker, weaker_error = mean_and_error(likely.sum(1) / total.sum(1).clamp(min=1) - whole)
         shares = right.sum(0) / total.sum(0).clamp(min=1)
         found.append(
-            Added(name=part.name, by_depth=tuple(shares.tolist()), gain=float(gain), error=float(error))
+            Added(
+                name=part.name,
+                by_depth=tuple(shares.tolist()),
+                gain=float(gain),
+                error=float(error),
+                weaker=float(weaker),
+                weaker_error=float(weaker_error),
+            )
         )
     return found
