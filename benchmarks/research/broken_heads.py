@@ -210,7 +210,9 @@ def texts(name: str, prompts: int, tokens: int) -> list[Rows]:
     chosen = [text for some in zip(*PROMPTS.values(), strict=False) for text in some]
     chosen += [text[: len(text) // 2] for text in chosen]
     ids = [torch.tensor([tokenizer(text)["input_ids"][:64]]) for text in chosen[:prompts]]
-    return [continued(model, one, new_tokens=tokens, temperature=0.0, seed=0) for one in ids]
+    written = [continued(model, one, new_tokens=tokens, temperature=0.0, seed=0) for one in ids]
+    # They were made in inference mode, whose tensors nothing is fitted to.
+    return [attrs.evolve(rows, tokens=rows.tokens.clone()) for rows in written]
 
 
 def fitted(model: Any, head: Any, rows: list[Rows], *, depths: int, steps: int) -> None:

@@ -69,12 +69,12 @@ def key(name: str, value: Any) -> Fault:
     return fault
 
 
-def added_key(name: str, value: Any, *, where: str = "") -> Fault:
-    """Returns the fault that writes a key where the description has none."""
+def added_key(name: str, value: Any, *, of: str) -> Fault:
+    """Returns the fault that writes a key of heads that have a tensor whose name begins with `of`."""
 
-    def fault(described: Described, _: Tensors) -> bool:
-        (described[where] if where else described)[name] = value
-        return True
+    def fault(described: Described, stored: Tensors) -> bool:
+        described[name] = value
+        return any(one.startswith(of) for one in stored)
 
     return fault
 
@@ -174,7 +174,7 @@ def _other_model() -> Any:
 
 def _other_words(_: Described, stored: Tensors) -> bool:
     stored["embed_tokens.weight"] = _other_model().get_input_embeddings().weight.detach().clone()
-    return True
+    return "fc.weight" in stored
 
 
 def _other_output(_: Described, stored: Tensors) -> bool:
@@ -214,8 +214,9 @@ FAULTS: dict[str, Fault] = {
     ),
     "last norm missing": changed(r"(^norm|final_layernorm)\.weight", torch.ones_like),
     "norms kept as weight minus one": changed(r"norm\.weight", lambda weight: weight - 1),
-    "norm_before_residual": added_key("norm_before_residual", True),
-    "norm_output": added_key("norm_output", True),
+    "norm_before_residual": added_key("norm_before_residual", True, of="midlayer."),
+    "norm_before_residual off": key("norm_before_residual", False),
+    "norm_output": added_key("norm_output", True, of="midlayer."),
     "rope_theta 100": key("rope_theta", 100.0),
     "rotation of neighbours": interleaved,
     "heads of queries reversed": heads_reversed,
@@ -241,7 +242,7 @@ FAULTS: dict[str, Fault] = {
     "correction of another head": changed(r"markov_w2", noise),
     "correction in the opposite order": changed(r"markov_w1", lambda weight: weight.flip(0)),
     "causal switched": key("causal", False),
-    "the root's slot guesses nothing": added_key("sample_from_anchor", False),
+    "the root's slot guesses nothing": added_key("sample_from_anchor", False, of="markov_head."),
     "a weight that is not a number": changed(r"norm\.weight", lambda weight: weight.log() * torch.nan),
 }
 

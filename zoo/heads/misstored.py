@@ -87,7 +87,7 @@ def restored(head: Module, *, head_dim: int | None = None, rotated: int | None =
 
 
 def _exchanged(stored: Mapping[str, Tensor], one: str, other: str) -> dict[str, Tensor]:
-    """Returns the tensors `one` and `other` of all layers, each under the other's name, where shapes allow."""
+    """Returns the tensors `one` and `other` of all layers, under the other's name, if shapes allow."""
     pairs = [(name, name.replace(one, other)) for name in stored if one in name.split(".")]
     changed: dict[str, Tensor] = {}
     for first, second in pairs:

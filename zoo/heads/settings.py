@@ -30,6 +30,7 @@ from .variants import mask_variants, medusa_variants, weight_variants, with_conf
 AS_CONFIGURED = "as configured"
 _MARGIN = 0.02  # of agreement, below which a difference is not worth a word
 _ERRORS = 2.0  # standard errors, likewise
+_OF_FEATURES = 0.1  # of tokens: features of a later token tell any head more, and a damaged one most
 _NATS, _ERRORS_OF_NATS = 0.05, 2.5  # likewise of the log-likelihood, which tells more of few tokens
 
 
@@ -226,7 +227,8 @@ def compared(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, depths:
                 gain=float(gain[0]),
                 likelier=float(gain[1]),
                 # One of the two is more than chance, and the other does not deny it.
-                clear=bool(
+                clear=bool(not setting.back or gain[0] > _OF_FEATURES)
+                and bool(
                     (gain[1] > 0 and gain[0] > max(_MARGIN, _ERRORS * float(error[0])))
                     or (gain[0] >= 0 and gain[1] > max(_NATS, _ERRORS_OF_NATS * float(error[1])))
                 ),
