@@ -32,6 +32,7 @@ _LEAST = 0.01  # nats a token, within which a part adds nothing
 _ERRORS = 2.0  # standard errors from prompt to prompt, within which it does not harm
 _WEAKER = 0.5  # of what a part adds, tried to tell weights of the wrong size
 _OF_SIZE, _ERRORS_OF_SIZE = 0.05, 2.5  # nats a token and standard errors, by which that must be better
+_RIGHT = 0.02  # of tokens, likewise: a head that is only too sure of itself guesses the same ones
 
 
 @attrs.frozen(eq=False)
@@ -65,7 +66,8 @@ class Added:
         gain: by how much the log-likelihood of the target's tokens is higher with the part, in nats a token.
         error: its standard error, from prompt to prompt.
         weaker: by how much it is higher with half of the part than with all of it.
-        weaker_error: likewise.
+        weaker_error: its standard error.
+        weaker_right: by how much the share of right tokens is higher so.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Added:
     error: float
     weaker: float = 0.0
     weaker_error: float = 0.0
+    weaker_right: float = 0.0
 
     @property
     def idle(self) -> bool:
@@ -88,7 +91,8 @@ class Added:
     @property
     def too_strong(self) -> bool:
         """Whether the head is better with half of the part, by more than chance."""
-        return self.weaker > max(_OF_SIZE, _ERRORS_OF_SIZE * self.weaker_error)
+        likelier = self.weaker > max(_OF_SIZE, _ERRORS_OF_SIZE * self.weaker_error)
+        return likelier and self.weaker_right > _RIGHT
 
 
 def parts_of(head: CheckedHead, depths: int) -> Iterator[Part]:
@@ -157,8 +161,10 @@ def _scaled(part: Part, factor: float) -> Iterator[None]:
     """Within it the modules of `part` put out `factor` of their states."""
 
     def hook(module: Module, inputs: Any, out: Any) -> Any:
-        # States come first where a module gives more.
-        return out * factor if isinstance(out, Tensor) else (out[0] * factor, *out[1:])
+        states = out if isinstance(out, Tensor) else out[0]
+        # Zeros also of states that are not finite.
+        states = states * factor if factor else torch.zeros_like(states)
+        return states if isinstance(out, Tensor) else (states, *out[1:])
 
     hooks = [module.register_forward_hook(hook) for module in part.modules]
     try:
@@ -174,19 +180,22 @@ def added_by_parts(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, d
     depths = depths_of(head, depths)
     layers = int(target.config.get_text_config(decoder=True).num_hidden_layers)
     texts = [known_text(target, rows.tokens, head.taps_in(layers)) for rows in prompts]
-    right, likely, total = judged(target, head, prompts, texts, depths=depths)
-    whole = likely.sum(1) / total.sum(1).clamp(min=1)
+
+    def sums(part: Part, factor: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns shares of right tokens by depth, those and log-likelihoods a token by prompt."""
+        with _scaled(part, factor):
+            right, likely, total = judged(target, part.head, prompts, texts, depths=depths)
+        each = total.sum(1).clamp(min=1)
+        return right.sum(0) / total.sum(0).clamp(min=1), right.sum(1) / each, likely.sum(1) / each
+
+    _, right, whole = sums(Part("nothing", head), 1)
     found: list[Added] = []
     for part in parts_of(head, depths):
-        with _scaled(part, 0):
-            right, likely, _ = judged(target, part.head, prompts, texts, depths=depths)
-        gain, error = mean_and_error(whole - likely.sum(1) / total.sum(1).clamp(min=1))
-        weaker = weaker_error = torch.zeros(())
-        if part.sized:
-            with _scaled(part, _WEAKER):
-                _, likely, _ = judged(target, part.head, prompts, texts, depths=depths)
-            weaker, weaker_error = mean_and_error(likely.sum(1) / total.sum(1).clamp(min=1) - whole)
-        shares = right.sum(0) / total.sum(0).clamp(min=1)
+        shares, _, without = sums(part, 0)
+        gain, error = mean_and_error(whole - without)
+        # A part without modules is another head, of which there is no half.
+        _, right_with_half, with_half = sums(part, _WEAKER) if part.sized else (shares, right, whole)
+        weaker, weaker_error = mean_and_error(with_half - whole)
         found.append(
             Added(
                 name=part.name,
@@ -195,6 +204,7 @@ def added_by_parts(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, d
                 error=float(error),
                 weaker=float(weaker),
                 weaker_error=float(weaker_error),
+                weaker_right=float((right_with_half - right).mean()),
             )
         )
     return found
