@@ -144,17 +144,17 @@ def _cause(
             f"The head is broken: without {harmful.name} its guesses are better, by {-harmful.gain:.3f} nats "
             "per token. Those weights, or those that read it, are damaged or another head's; copy them again."
         )
-    strong = max((one for one in added if one.too_strong), key=lambda one: one.weaker, default=None)
-    if strong is not None:
-        return (
-            f"The head is broken: with half of {strong.name} its guesses are better, by {strong.weaker:.3f} "
-            "nats per token. Those weights are damaged or of another scale; copy them again."
-        )
     if first < floors.chance:
         return (
             f"The head is broken: {first:.3f} of first tokens are right, no more than {floors.chance:.3f} by "
             f"chance, and none of {len(found) - 1} other settings mends it. Its weights are not trained, "
             "damaged, or another target's."
+        )
+    strong = max((one for one in added if one.too_strong), key=lambda one: one.weaker, default=None)
+    if strong is not None:
+        return (
+            f"The head is broken: with half of {strong.name} its guesses are better, by {strong.weaker:.3f} "
+            "nats per token. Those weights are damaged or of another scale; copy them again."
         )
     idle = next((one for one in added if one.idle), None)
     if below and idle is not None:
