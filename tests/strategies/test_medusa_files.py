@@ -123,7 +123,11 @@ def test_a_pickle_is_converted(tmp_path: Path) -> None:
         ({**VLLM, "truncated_vocab_size": 5}, {}, "truncated_vocab_size is 5"),
         (VICUNA, {"token_map": torch.zeros(3)}, "holds token_map, which Medusa heads of 1 residual block"),
         (VICUNA, {"2.0.linear.bias": torch.zeros(WIDTH)}, "lacks the output weight of head 2"),
-        (VICUNA, {"1.1.weight": torch.zeros(VOCAB + 1, WIDTH)}, r"output weight of Medusa head 1 .* shape \(24, 16\)"),
+        (
+            VICUNA,
+            {"1.1.weight": torch.zeros(VOCAB + 1, WIDTH)},
+            r"output weight of Medusa head 1 .* shape \(24, 16\)",
+        ),
         (VICUNA, {"1.1.weight": torch.zeros(VOCAB, WIDTH, dtype=torch.int8)}, "1.1.weight in .* is int8"),
     ],
 )
