@@ -22,6 +22,7 @@ from benchmarks.kernels.speed import speed
 from benchmarks.kernels.streamed import streamed
 from benchmarks.research.agreement import agreement
 from benchmarks.research.blocks import blocks
+from benchmarks.research.broken_heads import broken_heads
 from benchmarks.research.certainty import certainty
 from benchmarks.research.constraints import constraints
 from benchmarks.research.encoder_decoders import encoder_decoders
@@ -70,6 +71,7 @@ app.command("round", rich_help_panel=KERNELS)(with_plain_errors(round_times))
 for measurement in (
     agreement,
     blocks,
+    broken_heads,
     certainty,
     constraints,
     encoder_decoders,

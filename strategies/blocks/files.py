@@ -14,7 +14,13 @@ from draftwood.strategies.blocks import speculators, zlab
 from draftwood.strategies.blocks.config import BlockConfig
 from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.blocks.keys import TABLES
-from draftwood.strategies.heads.files import check_no_model, read_description, read_tensors, write_head
+from draftwood.strategies.heads.files import (
+    check_finite,
+    check_no_model,
+    read_description,
+    read_tensors,
+    write_head,
+)
 from draftwood.strategies.heads.formats import NOT_OURS
 from draftwood.strategies.heads.sizes import check_held
 from draftwood.strategies.heads.vocabulary import maps_of, target_ids_of
@@ -138,3 +144,4 @@ def _check(stored: Mapping[str, Tensor], needed: Mapping[str, Tensor], where: st
             )
         if not stored[name].is_floating_point():
             raise InvalidInput(f"{name} in {where} is {stored[name].dtype}; give floating-point weights.")
+        check_finite(name, stored[name], where)

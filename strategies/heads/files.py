@@ -87,7 +87,7 @@ FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def check_floats(tensors: Mapping[str, Tensor], where: str) -> None:
-    """Refuse tensors that are no floats of 16 bits or more, by name.
+    """Refuse tensors that are no floats of 16 bits or more, or that hold values that are not finite, by name.
 
     Raises:
         InvalidInput: such a tensor.
@@ -96,6 +96,20 @@ def check_floats(tensors: Mapping[str, Tensor], where: str) -> None:
         if tensor.dtype not in FLOATS:
             kind = str(tensor.dtype).removeprefix("torch.")
             raise InvalidInput(f"{name} in {where} is {kind}; heads in float16, bfloat16 or more are read.")
+        check_finite(name, tensor, where)
+
+
+def check_finite(name: str, tensor: Tensor, where: str) -> None:
+    """Refuse a tensor with infinite values or values that are no numbers.
+
+    Raises:
+        InvalidInput: such a tensor.
+    """
+    if not torch.isfinite(tensor).all():
+        raise InvalidInput(
+            f"{name} in {where} holds values that are not finite, as after an overflow in float16; copy the "
+            "head again, or save it in bfloat16."
+        )
 
 
 def stored_names(folder: str | PathLike[str]) -> frozenset[str]:

@@ -35,6 +35,7 @@ _PREFIX = "prefix_embeding_layer."
 _COPIES = (f"{_PREFIX}embed_tokens.", "input_embed_fn.", "rotary_emb.inv_freq")
 """Parts of names of copies of the target's words, which are not read, and of buffers."""
 _MLP = pattern(r"hydra_mlp\.(\d+)\.(\d+)\.(.+)")
+_AFTER_DROPOUT = pattern(r"hydra_lm_head\.\d+\.1\.(weight|bias)")
 _OUTPUT = pattern(r"hydra_lm_head\.(\d+)\.(?:1\.)?(weight|bias)")
 
 
@@ -70,8 +71,10 @@ def load_hydra(folder: str | PathLike[str], target: Mapping[str, Any]) -> HydraH
     with torch.device("meta"):
         head = HydraHead(config)
     theirs = {ours: name for name, ours in _names(stored).items()}
+    # Some makers' blocks come after a layer of dropout, which has a number and no tensors.
+    step = 2 if any(_AFTER_DROPOUT.fullmatch(name) for name in stored) else 1
     load_weights(
-        head, stored, {theirs.get(ours, _usual(ours)): ours for ours in head.state_dict()}, where=where
+        head, stored, {theirs.get(ours, _usual(ours, step)): ours for ours in head.state_dict()}, where=where
     )
     return head
 
@@ -140,10 +143,12 @@ def _names(stored: Mapping[str, Tensor]) -> dict[str, str]:
     return names
 
 
-def _usual(ours: str) -> str:
-    """Returns the name that the makers give a tensor which is missing."""
+def _usual(ours: str, step: int) -> str:
+    """Returns the name that the makers give a tensor which is missing; `step` is from block to block."""
+    if ours.startswith("heads."):
+        _, head, block, rest = ours.split(".", 3)
+        return f"hydra_mlp.{head}.{int(block) * step + step - 1}.{rest}"
     for begin, name in (
-        ("heads.", "hydra_mlp."),
         ("outputs.", "hydra_lm_head."),
         ("prefix.", f"{_PREFIX}layers.0."),
     ):

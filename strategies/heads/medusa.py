@@ -39,7 +39,8 @@ def is_medusa(folder: str | PathLike[str]) -> bool:
         description = read_description(folder)
     except InvalidInput:
         return False
-    return _COUNT in description or description.get("model_type") == "medusa"
+    named = _COUNT in description or description.get("model_type") == "medusa"
+    return named or (Path(folder) / SAFE).is_file()
 
 
 def read_medusa(folder: str | PathLike[str]) -> dict[str, Tensor]:
@@ -120,24 +121,30 @@ def _stacked(
 ) -> dict[str, Tensor]:
     count = len(outputs)
     numbers = list(range(count))
-    whole = [outputs, *([blocks["weight"], blocks["bias"]] if layers else [])]
-    if count < told or any(sorted(some) != numbers for some in whole):
-        raise InvalidInput(
-            f"{where} holds {count} output head(s) and parts of others, and its description names {told} "
-            "head(s); copy the heads again."
-        )
+    whole: dict[str, Mapping[int, Tensor]] = {"output weight": outputs}
+    if layers:
+        whole |= {f"residual block's {part}": some for part, some in blocks.items()}
+    last = max([told - 1, *(head for some in whole.values() for head in some)])
+    for part, some in whole.items():
+        lacking = next((head for head in range(last + 1) if head not in some), None)
+        if lacking is not None:
+            raise InvalidInput(
+                f"{where} lacks the {part} of head {lacking}, and has parts of {last + 1} head(s) or a "
+                f"description that names {told}; copy the heads again."
+            )
     width = outputs[0].shape[-1]
     made = {"output": [outputs[head] for head in numbers]}
     if layers:
         made |= {part: [blocks[part][head] for head in numbers] for part in ("weight", "bias")}
     shapes = {"output": (len(outputs[0]), width), "weight": (width, width), "bias": (width,)}
     for part, tensors in made.items():
-        odd = next((tuple(one.shape) for one in tensors if tuple(one.shape) != shapes[part]), None)
-        if odd is not None:
-            raise InvalidInput(
-                f"One {part} of the Medusa heads in {where} has the shape {odd}, and others fit "
-                f"{shapes[part]}; copy the heads again."
-            )
+        words = "output weight" if part == "output" else f"residual block's {part}"
+        for head, one in enumerate(tensors):
+            if tuple(one.shape) != shapes[part]:
+                raise InvalidInput(
+                    f"The {words} of Medusa head {head} in {where} has the shape {tuple(one.shape)}, and the "
+                    f"others fit {shapes[part]}; copy the heads again."
+                )
     every = [one for tensors in made.values() for one in tensors]
     common = max((one.dtype for one in every), key=lambda dtype: torch.finfo(dtype).bits)
     found = {part: torch.stack(tensors).to(common) for part, tensors in made.items()}

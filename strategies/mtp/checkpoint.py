@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftwood import InvalidInput, UnsupportedModel
-from draftwood.strategies.heads.files import read_description, read_named, write_head
+from draftwood.strategies.heads.files import check_finite, read_description, read_named, write_head
 from draftwood.strategies.heads.sizes import check_held
 from draftwood.strategies.mtp.families import TARGET, Layout, family_of, layout_of, without_layer
 from draftwood.strategies.mtp.head import IN_SINGLE, MtpHead
@@ -55,7 +56,8 @@ def load_layer(folder: str | PathLike[str]) -> MtpHead:
     else:
         layout = in_file = layout_of(description, where=where)
     stored = _tensors(folder, in_file, where)
-    _stack_experts(stored)
+    _check_numbers(stored, in_file, where)
+    _stack_experts(stored, in_file, where)
     check_held(layout.sizes, stored, vocabulary=layout.vocab_size, where=where)
     try:
         with torch.device("meta"):
@@ -123,14 +125,33 @@ def _longest_first(names: Mapping[str, str]) -> list[tuple[str, str]]:
     return sorted(names.items(), key=lambda pair: -len(pair[0]))
 
 
-def _stack_experts(stored: dict[str, Tensor]) -> None:
-    """Stack experts: separate tensors in a file are one tensor in transformers' modules."""
+def _stack_experts(stored: dict[str, Tensor], layout: Layout, where: str) -> None:
+    """Stack experts: separate tensors in a file are one tensor in transformers' modules.
+
+    Raises:
+        InvalidInput: an expert lacks a part, or has one of another shape than the others.
+    """
     each: dict[str, dict[str, dict[int, Tensor]]] = {}
     for name in list(stored):
         if found := _ONE_BY_ONE.fullmatch(name):
             experts, number, part = found.groups()
             each.setdefault(experts, {}).setdefault(part, {})[int(number)] = stored.pop(name)
     for experts, parts in each.items():
+        count = 1 + max(number for some in parts.values() for number in some)
+        for part, some in parts.items():
+            usual = Counter(tuple(tensor.shape) for tensor in some.values()).most_common(1)[0][0]
+            for number in range(count):
+                name = _in_file(f"{experts}.{number}.{part}.weight", layout)
+                if number not in some:
+                    raise InvalidInput(
+                        f"The MTP layer in {where} lacks {name}, and has other parts of this expert or later "
+                        "ones; copy the checkpoint again."
+                    )
+                if (shape := tuple(some[number].shape)) != usual:
+                    raise InvalidInput(
+                        f"{name} in {where} has the shape {shape}, and most other experts have {usual}; copy "
+                        "the checkpoint again."
+                    )
         stacked = {
             part: torch.stack([some[number] for number in sorted(some)]) for part, some in parts.items()
         }
@@ -158,14 +179,19 @@ def _unstacked(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return single
 
 
-def _check(stored: dict[str, Tensor], head: MtpHead, layout: Layout, where: str) -> None:
-    expected = head.state_dict()
+def _check_numbers(stored: Mapping[str, Tensor], layout: Layout, where: str) -> None:
+    """Refuse quantised tensors, and values that are not finite."""
     for name, tensor in stored.items():
         if tensor.dtype not in _DTYPES:
             raise UnsupportedModel(
                 f"{_in_file(name, layout)} in {where} is {str(tensor.dtype).removeprefix('torch.')}, so the "
                 "MTP layer is quantised; layers in float16, bfloat16 or more are read."
             )
+        check_finite(_in_file(name, layout), tensor, where)
+
+
+def _check(stored: dict[str, Tensor], head: MtpHead, layout: Layout, where: str) -> None:
+    expected = head.state_dict()
     if missing := sorted(expected.keys() - stored.keys()):
         raise InvalidInput(
             f"The MTP layer in {where} lacks {_listed(missing, layout)}, which its config asks for; copy the "

@@ -118,12 +118,16 @@ def test_a_pickle_is_converted(tmp_path: Path) -> None:
     ("described", "change", "sentence"),
     [
         ({**VICUNA, "medusa_num_layers": 2}, {}, "medusa_num_layers is 2 in .*; Medusa heads with one resid"),
-        ({**VICUNA, "medusa_num_heads": 3}, {}, r"holds 2 output head\(s\) .* names 3 head"),
+        ({**VICUNA, "medusa_num_heads": 3}, {}, "lacks the output weight of head 2, .* names 3"),
         ({**VICUNA, "choices": []}, {}, "has the key 'choices', which is not known here"),
         ({**VLLM, "truncated_vocab_size": 5}, {}, "truncated_vocab_size is 5"),
         (VICUNA, {"token_map": torch.zeros(3)}, "holds token_map, which Medusa heads of 1 residual block"),
-        (VICUNA, {"2.0.linear.bias": torch.zeros(WIDTH)}, "parts of others"),
-        (VICUNA, {"1.1.weight": torch.zeros(VOCAB + 1, WIDTH)}, r"One output of .* shape \(24, 16\)"),
+        (VICUNA, {"2.0.linear.bias": torch.zeros(WIDTH)}, "lacks the output weight of head 2"),
+        (
+            VICUNA,
+            {"1.1.weight": torch.zeros(VOCAB + 1, WIDTH)},
+            r"output weight of Medusa head 1 .* shape \(24, 16\)",
+        ),
         (VICUNA, {"1.1.weight": torch.zeros(VOCAB, WIDTH, dtype=torch.int8)}, "1.1.weight in .* is int8"),
     ],
 )

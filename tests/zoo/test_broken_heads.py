@@ -157,7 +157,6 @@ BROKEN: dict[str, tuple[str, Break, str]] = {
         random("midlayer.self_attn.v_proj.weight", "midlayer.mlp.down_proj.weight"),
         "none of .* other settings mends it",
     ),
-    "weights that are not finite": (EAGLE, not_finite, "norm.weight holds values that are not finite"),
     "a random correction": (SPARK, random("markov_head.markov_w2.weight"), "none of .*mends"),
     "layers of a random block": (
         SPARK,
@@ -193,6 +192,11 @@ def test_a_broken_head_is_told_with_its_cause(case: str, tmp_path: Path) -> None
 def test_a_map_of_tokens_in_place_of_offsets_is_told_when_it_is_read(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="d2t in .* holds the tokens themselves, where offsets are wanted"):
         load_for(broken(EAGLE, as_ids, tmp_path), backend())
+
+
+def test_weights_that_are_not_finite_are_told_when_they_are_read(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="norm.weight in .* holds values that are not finite"):
+        load_for(broken(EAGLE, not_finite, tmp_path), backend())
 
 
 @pytest.mark.parametrize("name", [EAGLE, pytest.param(SPARK, marks=pytest.mark.thorough)])

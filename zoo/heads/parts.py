@@ -25,11 +25,14 @@ from draftwood.strategies.mtp.head import MtpHead
 from ..distil.rows import Rows
 from .known_text import known_text
 from .loading import CheckedHead, depths_of
+from .misstored import with_weights
 from .settings import judged, mean_and_error
-from .variants import with_parameters
 
 _LEAST = 0.01  # nats a token, within which a part adds nothing
 _ERRORS = 2.0  # standard errors from prompt to prompt, within which it does not harm
+_WEAKER = 0.5  # of what a part adds, tried to tell weights of the wrong size
+_OF_SIZE, _ERRORS_OF_SIZE = 0.05, 2.5  # nats a token and standard errors, by which that must be better
+_RIGHT = 0.02  # of tokens, likewise: a head that is only too sure of itself guesses the same ones
 
 
 @attrs.frozen(eq=False)
@@ -46,6 +49,11 @@ class Part:
     head: CheckedHead
     modules: Sequence[Module] = ()
 
+    @property
+    def sized(self) -> bool:
+        """Whether half of the part can be tried: what it adds is not normed after it."""
+        return bool(self.modules) and self.name not in ("embeddings", "the target's states")
+
 
 @attrs.frozen(kw_only=True)
 class Added:
@@ -57,12 +65,18 @@ class Added:
             draft.
         gain: by how much the log-likelihood of the target's tokens is higher with the part, in nats a token.
         error: its standard error, from prompt to prompt.
+        weaker: by how much it is higher with half of the part than with all of it.
+        weaker_error: its standard error.
+        weaker_right: by how much the share of right tokens is higher so.
     """
 
     name: str
     by_depth: tuple[float, ...]
     gain: float
     error: float
+    weaker: float = 0.0
+    weaker_error: float = 0.0
+    weaker_right: float = 0.0
 
     @property
     def idle(self) -> bool:
@@ -73,6 +87,12 @@ class Added:
     def harms(self) -> bool:
         """Whether the head is better without the part, by more than chance."""
         return self.gain < -max(_LEAST, _ERRORS * self.error)
+
+    @property
+    def too_strong(self) -> bool:
+        """Whether the head is better with half of the part, by more than chance."""
+        likelier = self.weaker > max(_OF_SIZE, _ERRORS_OF_SIZE * self.weaker_error)
+        return likelier and self.weaker_right > _RIGHT
 
 
 def parts_of(head: CheckedHead, depths: int) -> Iterator[Part]:
@@ -123,7 +143,7 @@ def _of_medusa(heads: Heads, depths: int) -> Iterator[Part]:
         kept = torch.ones(heads.count, 1, 1, dtype=heads.weight.dtype, device=heads.weight.device)
         kept[number] = 0
         changed = {name: getattr(heads, name).detach() * kept for name in ("weight", "bias")}
-        yield Part(f"the residual block of head {number}", with_parameters(heads, changed))
+        yield Part(f"the residual block of head {number}", with_weights(heads, changed))
 
 
 def _of_hydra(head: HydraHead, depths: int) -> list[tuple[str, Module]]:
@@ -137,21 +157,21 @@ def _of_hydra(head: HydraHead, depths: int) -> list[tuple[str, Module]]:
 
 
 @contextmanager
-def _silent(part: Part) -> Iterator[None]:
-    """Within it the modules of `part` put out zeros."""
-    hooks = [module.register_forward_hook(_zeros) for module in part.modules]
+def _scaled(part: Part, factor: float) -> Iterator[None]:
+    """Within it the modules of `part` put out `factor` of their states."""
+
+    def hook(module: Module, inputs: Any, out: Any) -> Any:
+        states = out if isinstance(out, Tensor) else out[0]
+        # Zeros also of states that are not finite.
+        states = states * factor if factor else torch.zeros_like(states)
+        return states if isinstance(out, Tensor) else (states, *out[1:])
+
+    hooks = [module.register_forward_hook(hook) for module in part.modules]
     try:
         yield
     finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _zeros(module: Module, inputs: Any, out: Any) -> Any:
-    """Returns zeros in place of a module's states, which come first where it gives more."""
-    if isinstance(out, Tensor):
-        return torch.zeros_like(out)
-    return (torch.zeros_like(out[0]), *out[1:])
+        for handle in hooks:
+            handle.remove()
 
 
 @torch.no_grad()
@@ -160,15 +180,31 @@ def added_by_parts(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, d
     depths = depths_of(head, depths)
     layers = int(target.config.get_text_config(decoder=True).num_hidden_layers)
     texts = [known_text(target, rows.tokens, head.taps_in(layers)) for rows in prompts]
-    right, likely, total = judged(target, head, prompts, texts, depths=depths)
-    whole = likely.sum(1) / total.sum(1).clamp(min=1)
+
+    def sums(part: Part, factor: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns shares of right tokens by depth, those and log-likelihoods a token by prompt."""
+        with _scaled(part, factor):
+            right, likely, total = judged(target, part.head, prompts, texts, depths=depths)
+        each = total.sum(1).clamp(min=1)
+        return right.sum(0) / total.sum(0).clamp(min=1), right.sum(1) / each, likely.sum(1) / each
+
+    _, right, whole = sums(Part("nothing", head), 1)
     found: list[Added] = []
     for part in parts_of(head, depths):
-        with _silent(part):
-            right, likely, _ = judged(target, part.head, prompts, texts, depths=depths)
-        gain, error = mean_and_error(whole - likely.sum(1) / total.sum(1).clamp(min=1))
-        shares = right.sum(0) / total.sum(0).clamp(min=1)
+        shares, _, without = sums(part, 0)
+        gain, error = mean_and_error(whole - without)
+        # A part without modules is another head, of which there is no half.
+        _, right_with_half, with_half = sums(part, _WEAKER) if part.sized else (shares, right, whole)
+        weaker, weaker_error = mean_and_error(with_half - whole)
         found.append(
-            Added(name=part.name, by_depth=tuple(shares.tolist()), gain=float(gain), error=float(error))
+            Added(
+                name=part.name,
+                by_depth=tuple(shares.tolist()),
+                gain=float(gain),
+                error=float(error),
+                weaker=float(weaker),
+                weaker_error=float(weaker_error),
+                weaker_right=float((right_with_half - right).mean()),
+            )
         )
     return found

@@ -24,11 +24,13 @@ from ..distil.rows import Rows
 from .agreement import judged_text
 from .known_text import KnownText, read_text
 from .loading import CheckedHead, depths_of
+from .misstored import restored, with_weights
 from .variants import mask_variants, medusa_variants, weight_variants, with_config
 
 AS_CONFIGURED = "as configured"
 _MARGIN = 0.02  # of agreement, below which a difference is not worth a word
 _ERRORS = 2.0  # standard errors, likewise
+_OF_FEATURES = 0.1  # of tokens: features of a later token tell any head more, and a damaged one most
 _NATS, _ERRORS_OF_NATS = 0.05, 2.5  # likewise of the log-likelihood, which tells more of few tokens
 
 
@@ -40,6 +42,7 @@ class Setting:
         name: in words.
         head: with the same weights.
         taps: layers of the target whose input is read.
+        back: tokens by which the features of each place come earlier than they should.
         shift: added to the positions of drafted tokens.
         cause: what is wrong where this setting is better than the configured one, and what to do.
     """
@@ -49,6 +52,7 @@ class Setting:
     taps: tuple[int, ...]
     shift: int = 0
     cause: str = ""
+    back: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -83,12 +87,19 @@ def settings(head: CheckedHead, target: Any) -> Iterator[Setting]:
     layers = int(target.config.get_text_config(decoder=True).num_hidden_layers)
     taps = head.taps_in(layers)
     yield Setting(AS_CONFIGURED, head, taps)
+    if not isinstance(head, Heads):
+        for back, words in ((1, "earlier"), (-1, "later")):
+            cause = f"it was trained on features of one token {words} than it is given; train it anew"
+            yield Setting(f"features of one token {words}", head, taps, cause=cause, back=back)
     if isinstance(head, MtpHead):
         yield from _of_a_layer(head, taps)
         return
     if isinstance(head, Heads):
         for variant in medusa_variants(head, target):
             yield Setting(variant.name, variant.head, taps, cause=variant.cause)
+    if isinstance(head, HydraHead):
+        for one in restored(head):
+            yield Setting(one.name, with_weights(head, one.weights), taps, cause=one.cause)
     if isinstance(head, Heads | HydraHead):
         yield Setting("states of one layer lower", head, (taps[0] - 1,), cause=_TAPS)
         return
@@ -177,6 +188,8 @@ def _of_a_layer(head: MtpHead, taps: tuple[int, ...]) -> Iterator[Setting]:
     if head.layout.family.rotary is not None:
         for shift in (-1, 1):
             yield Setting(f"positions of drafted tokens {shift:+d}", head, taps, shift, _POSITIONS)
+    for one in restored(head):
+        yield Setting(one.name, with_weights(head, one.weights), taps, cause=one.cause)
     # A copy of only the module, over the same weights.
     exchanged, family = copy(head), head.layout.family
     exchanged.layout = attrs.evolve(
@@ -201,7 +214,7 @@ def compared(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, depths:
     found: list[Found] = []
     before: torch.Tensor | None = None
     for setting in settings(head, target):
-        read = [text.at(setting.taps) for text in texts]
+        read = [_moved(text.at(setting.taps), setting.back) for text in texts]
         right, likely, total = judged(target, setting.head, prompts, read, depths=depths, shift=setting.shift)
         own = torch.stack([right.sum(1), likely.sum(1)]) / total.sum(1).clamp(min=1)
         before = own if before is None else before
@@ -214,13 +227,19 @@ def compared(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, depths:
                 gain=float(gain[0]),
                 likelier=float(gain[1]),
                 # One of the two is more than chance, and the other does not deny it.
-                clear=bool(
+                clear=bool(not setting.back or gain[0] > _OF_FEATURES)
+                and bool(
                     (gain[1] > 0 and gain[0] > max(_MARGIN, _ERRORS * float(error[0])))
                     or (gain[0] >= 0 and gain[1] > max(_NATS, _ERRORS_OF_NATS * float(error[1])))
                 ),
             )
         )
     return found
+
+
+def _moved(text: KnownText, back: int) -> KnownText:
+    """Returns the text with the features of each place exchanged for those of `back` places before it."""
+    return attrs.evolve(text, features=text.features.roll(back, 1)) if back else text
 
 
 def judged(

@@ -9,13 +9,15 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.drafters.medusa import Heads
+from draftwood.strategies.heads.config import Eagle3Config
 from draftwood.strategies.heads.eagle3 import Eagle3Head
 from draftwood.strategies.heads.peagle import PEagleHead
 from draftwood.strategies.heads.rotation import Rotation
+
+from .misstored import restored, with_weights
 
 Head = Eagle3Head | BlockHead | PEagleHead
 _BASES = (10_000.0, 500_000.0, 1_000_000.0)
@@ -60,7 +62,7 @@ def with_config(head: Head, change: Mapping[str, Any], *, weights: Mapping[str, 
 
 
 def weight_variants(head: Head, target: Any) -> Iterator[Variant]:
-    """Yields the head with the target's own tables, with its map read otherwise, and otherwise rotated.
+    """Yields the head with the target's own tables, its map or weights read otherwise, and otherwise rotated.
 
     Args:
         head: the head.
@@ -74,6 +76,12 @@ def weight_variants(head: Head, target: Any) -> Iterator[Variant]:
     yield from _of_tables(head, target)
     yield from _of_rotation(head, target)
     yield from _of_basis(head, target)
+    config = head.config
+    turned = None
+    if not (isinstance(config, Eagle3Config) and config.latent):
+        turned = int(config.head_dim * {**_WHOLE, **config.rope}["partial_rotary_factor"])
+    for one in restored(head, head_dim=config.head_dim, rotated=turned):
+        yield Variant(one.name, one.cause, with_weights(head, one.weights))
     if isinstance(head, Eagle3Head):
         names = [f"midlayer.self_attn.{name}_proj.weight" for name in "qkv"]
         weights = {name: torch.cat(head.get_parameter(name).chunk(2, 1)[::-1], 1) for name in names}
@@ -131,23 +139,15 @@ def medusa_variants(heads: Heads, target: Any) -> Iterator[Variant]:
         if order != numbers:
             changed = {key: weight.detach()[order] for key, weight in heads.named_parameters()}
             cause = "its heads guess other places than their numbers say; number them anew"
-            yield Variant(name, cause, with_parameters(heads, changed))
+            yield Variant(name, cause, with_weights(heads, changed))
     weight = getattr(target.get_output_embeddings(), "weight", None)
     if weight is not None and weight.shape == heads.output.shape[1:]:
         output = weight.detach().to(heads.output).expand(heads.count, -1, -1)
         yield Variant(
             "the target's output head",
             "its output heads are not those that it was trained with; copy them again",
-            with_parameters(heads, {"output": output}),
+            with_weights(heads, {"output": output}),
         )
-
-
-def with_parameters(heads: Heads, changed: Mapping[str, Tensor]) -> Heads:
-    """Returns `heads` with other parameters, by name, and the others shared."""
-    other = copy(heads)
-    frozen = {name: Parameter(weight, requires_grad=False) for name, weight in changed.items()}
-    other._parameters = {**heads._parameters, **frozen}
-    return other
 
 
 def _of_map(head: Eagle3Head | BlockHead) -> Iterator[Variant]:

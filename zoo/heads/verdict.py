@@ -79,6 +79,13 @@ def verdict_of(
         return Verdict(Grade.broken, cause)
     first = found[0].by_depth[0]
     idle = " and ".join(one.name for one in added if one.idle)
+    flat = _flat_norm(head)
+    if first >= floors.least and not idle and flat is not None:
+        return Verdict(
+            Grade.weak,
+            f"The head may be weaker than it could be: {flat} is one number throughout, as before any "
+            "training, which its other norms are not. Copy it again, or train the head longer.",
+        )
     if first >= floors.least and not idle:
         return Verdict(
             Grade.right, "The configured setting is the best of these, and above what needs no head."
@@ -111,6 +118,8 @@ def _cause(
     for name, weight in head.named_parameters():
         if not torch.isfinite(weight).all():
             return f"The head is broken: {name} holds values that are not finite; copy it again."
+        if _is_blank(name, weight):
+            return f"The head is broken: {name} holds nothing but zeros; copy it again."
     first = found[0].by_depth[0]
     below = first < floors.least
     # A setting that stays below the floor too does not mend the head, however clearly it is better.
@@ -141,6 +150,12 @@ def _cause(
             f"chance, and none of {len(found) - 1} other settings mends it. Its weights are not trained, "
             "damaged, or another target's."
         )
+    strong = max((one for one in added if one.too_strong), key=lambda one: one.weaker, default=None)
+    if strong is not None:
+        return (
+            f"The head is broken: with half of {strong.name} its guesses are better, by {strong.weaker:.3f} "
+            "nats per token. Those weights are damaged or of another scale; copy them again."
+        )
     idle = next((one for one in added if one.idle), None)
     if below and idle is not None:
         return (
@@ -149,6 +164,20 @@ def _cause(
             "weights are not trained, damaged, or another target's."
         )
     return _cause_of_second(head, found[0].by_depth, len(found) - 1, floors)
+
+
+def _flat_norm(head: CheckedHead) -> str | None:
+    """Returns the name of a norm whose weights are all equal, where those of another one are not."""
+    norms = {
+        name: one for name, one in head.named_parameters() if name.endswith("norm.weight") and one.dim() == 1
+    }
+    flat = [name for name, weight in norms.items() if (weight == weight[0]).all()]
+    return flat[0] if flat and len(flat) < len(norms) else None
+
+
+def _is_blank(name: str, weight: torch.Tensor) -> bool:
+    """Whether a matrix that drafting uses is zero throughout, which training leaves none."""
+    return weight.dim() == 2 and not name.startswith("confidence_head") and not weight.any()
 
 
 def _cause_of_second(head: CheckedHead, by_depth: Sequence[float], others: int, floors: Floors) -> str | None:

@@ -1,0 +1,264 @@
+"""`check-head` on heads that are broken on purpose: which ways are told."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+import torch
+import typer
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from benchmarks.research.head_faults import FAULTS, MEDUSA, Fault, map_faults
+from draftwood import DraftwoodError, load, zoo
+from draftwood.apps.models import by_name as models
+from draftwood.apps.models.prompts import PROMPTS
+from draftwood.strategies.blocks.files import save_block
+from draftwood.strategies.blocks.head import BlockHead
+from draftwood.strategies.drafters.medusa import Heads, save_heads
+from draftwood.strategies.heads.eagle3 import Eagle3Head
+from draftwood.strategies.heads.peagle import PEagleConfig, PEagleHead, save_peagle
+from draftwood.zoo.distil.rows import Rows, continued
+from draftwood.zoo.heads.blocks import new_block_config
+from draftwood.zoo.heads.floors import floors_of
+from draftwood.zoo.heads.known_text import known_text
+from draftwood.zoo.heads.loading import load_for
+from draftwood.zoo.heads.parts import added_by_parts
+from draftwood.zoo.heads.settings import compared, judged, mean_and_error
+from draftwood.zoo.heads.verdict import verdict_of
+from draftwood.zoo.medusa import new_heads
+
+_AS_GOOD, _NATS = 0.02, 0.05  # of tokens, and nats a token, within which a change has broken nothing
+
+
+class Kind(StrEnum):
+    """The heads that are broken: three of the zoo, and three that are fitted to the texts of the check."""
+
+    eagle3 = "eagle3"
+    dspark = "dspark"
+    mtp = "mtp"
+    dflash = "dflash"
+    p_eagle = "p-eagle"
+    medusa = "medusa"
+
+
+ZOO = {
+    Kind.eagle3: ("llama-7m", "llama-7m-eagle3"),
+    Kind.dspark: ("llama-7m", "llama-7m-dspark"),
+    Kind.mtp: ("bamba-6m", "bamba-6m-mtp"),
+}
+
+
+def broken_heads(
+    kind: Annotated[list[Kind] | None, typer.Argument(help="Kinds of heads; default: all.")] = None,
+    prompts: Annotated[int, typer.Option(help="Prompts of the check.", min=2)] = 8,
+    tokens: Annotated[int, typer.Option(help="Tokens after each prompt.", min=8)] = 32,
+    depths: Annotated[int, typer.Option(help="Drafted tokens that are compared.", min=1)] = 4,
+    only: Annotated[str, typer.Option(help="Only the ways whose names hold this.")] = "",
+    sentences: Annotated[bool, typer.Option("--sentences", help="Print every verdict in full.")] = False,
+) -> None:
+    """Break heads in every way that applies, and print what `check-head` says of each.
+
+    A change after which the head guesses as well as before has broken nothing, and is counted apart.
+
+    \b
+    Examples:
+      python -m benchmarks broken-heads
+      python -m benchmarks broken-heads eagle3 mtp --sentences
+    """
+    torch.set_num_threads(1)
+    models.quiet()
+    for one in kind or list(Kind):
+        began = time.process_time()
+        with tempfile.TemporaryDirectory() as folder:
+            check = Check(
+                one, Path(folder) / "right", texts(ZOO.get(one, ("llama-7m", ""))[0], prompts, tokens)
+            )
+            right = check.of(check.right, depths)
+            typer.echo(
+                f"{one}: unchanged: {right.grade}, {right.first:.3f} of first tokens: {right.sentence}"
+            )
+            found = []
+            for name, fault in check.faults():
+                if only not in name or (broken := check.broken(fault)) is None:
+                    continue
+                result = check.of(broken, depths)
+                found.append(result.beside(right))
+                typer.echo(
+                    f"  {name:42} {found[-1]:9} {result.first:.3f} {result.second:.3f} "
+                    f"{result.sentence if sentences else result.sentence[:90]}"
+                )
+            told, good = (
+                sum(one in words for one in found) for words in (("refused", "broken"), ("as good",))
+            )
+            typer.echo(
+                f"{one}: {len(found)} ways: {told} told, {good} as good as before, "
+                f"{len(found) - told - good} not told; {time.process_time() - began:.0f} CPU s"
+            )
+
+
+@attrs.frozen(eq=False)
+class Result:
+    """What `check-head` says of a head, and how likely it finds the target's tokens in each text."""
+
+    grade: str
+    sentence: str
+    right: Tensor | None = None
+    likely: Tensor | None = None
+    by_depth: tuple[float, ...] = ()
+
+    @property
+    def first(self) -> float:
+        return self.by_depth[0] if self.by_depth else 0.0
+
+    @property
+    def second(self) -> float:
+        return self.by_depth[1] if len(self.by_depth) > 1 else 0.0
+
+    def beside(self, unchanged: Result) -> str:
+        """Returns the result in a word, given the result of the head before the change."""
+        if self.likely is None or self.right is None:
+            return "refused"
+        if self.grade == "broken":
+            return "broken"
+        assert unchanged.likely is not None
+        assert unchanged.right is not None
+        lost, nats = (
+            float(mean_and_error(before - after)[0])
+            for before, after in ((unchanged.right, self.right), (unchanged.likely, self.likely))
+        )
+        return "as good" if lost < _AS_GOOD and nats < _NATS else f"{self.grade}!"
+
+
+@attrs.define(eq=False, init=False)
+class Check:
+    """A head, the model it was made for, and texts of that model."""
+
+    kind: Kind
+    right: Path
+    texts: list[Rows]
+    model: Any
+    backend: Any
+
+    def __init__(self, kind: Kind, folder: Path, texts: list[Rows]) -> None:
+        self.kind, self.texts = kind, texts
+        self.model, self.backend = _model(ZOO.get(kind, ("llama-7m", ""))[0])
+        self.right = zoo.path(ZOO[kind][1]) if kind in ZOO else folder
+        if kind not in ZOO:
+            MADE[kind](self.model, texts, folder)
+
+    def faults(self) -> Iterator[tuple[str, Fault]]:
+        """Yields the ways to break this head, by name."""
+        if self.kind is Kind.medusa:
+            yield from MEDUSA.items()
+            return
+        yield from map_faults(torch.cat([rows.tokens.flatten() for rows in self.texts]).unique()).items()
+        yield from FAULTS.items()
+
+    def broken(self, fault: Fault) -> Path | None:
+        """Returns a folder with the head after `fault`; None where that changes nothing."""
+        names = [file.name for file in self.right.glob("*.json") if file.name != "training.json"]
+        (weights,) = self.right.glob("*.safetensors")
+        described = {name: json.loads((self.right / name).read_text()) for name in names}
+        stored = load_file(weights)
+        if not fault(described[names[0]], stored):
+            return None
+        folder = self.right.parent / "broken" if self.kind not in ZOO else Path(tempfile.gettempdir())
+        folder = Path(tempfile.mkdtemp(dir=folder if folder.is_dir() else None))
+        for name in names:
+            (folder / name).write_text(json.dumps(described[name]))
+        save_file({name: some.contiguous() for name, some in stored.items()}, folder / weights.name)
+        return folder
+
+    def of(self, folder: Path, depths: int) -> Result:
+        """Returns what `check-head` says of the head in `folder`."""
+        try:
+            head = load_for(folder, self.backend)
+            found = compared(self.model, head, self.texts, depths=depths)
+            added = added_by_parts(self.model, head, self.texts, depths=depths)
+        except DraftwoodError as error:
+            return Result("refused", str(error))
+        verdict = verdict_of(self.model, head, self.texts, found, floors_of(self.texts), added)
+        taps = head.taps_in(int(self.model.config.num_hidden_layers))
+        read = [known_text(self.model, rows.tokens, taps) for rows in self.texts]
+        with torch.no_grad():
+            right, likely, total = judged(self.model, head, self.texts, read, depths=len(found[0].by_depth))
+        each = total.sum(1).clamp(min=1)
+        return Result(
+            verdict.grade, verdict.sentence, right.sum(1) / each, likely.sum(1) / each, found[0].by_depth
+        )
+
+
+@cache
+def _model(name: str) -> tuple[Any, Any]:
+    model = zoo.load(name).float()
+    return model, load(model)
+
+
+@cache
+def texts(name: str, prompts: int, tokens: int) -> list[Rows]:
+    """Returns what the model `name` of the zoo continues the built-in prompts with."""
+    tokenizer, (model, _) = zoo.tokenizer(), _model(name)
+    chosen = [text for some in zip(*PROMPTS.values(), strict=False) for text in some]
+    chosen += [text[: len(text) // 2] for text in chosen]
+    ids = [torch.tensor([tokenizer(text)["input_ids"][:64]]) for text in chosen[:prompts]]
+    written = [continued(model, one, new_tokens=tokens, temperature=0.0, seed=0) for one in ids]
+    # They were made in inference mode, whose tensors nothing is fitted to.
+    return [attrs.evolve(rows, tokens=rows.tokens.clone()) for rows in written]
+
+
+def fitted(model: Any, head: Any, rows: list[Rows], *, depths: int, steps: int) -> None:
+    """Fit `head` in place to the very texts of the check, which is the fastest way to a good one."""
+    taps = head.taps_in(int(model.config.num_hidden_layers))
+    read = [known_text(model, some.tokens, taps) for some in rows]
+    head.requires_grad_(True)
+    optimiser = torch.optim.Adam(head.parameters(), lr=2e-3)
+    for step in range(steps):
+        number = step % len(rows)
+        wanted = rows[number].tokens[:, 2:]
+        losses = [
+            torch.nn.functional.cross_entropy(guess[:, depth:].flatten(0, 1), wanted[:, depth:].flatten())
+            for depth, guess in enumerate(read[number].guesses(model, head, depths=depths))
+        ]
+        optimiser.zero_grad()
+        torch.stack(losses).sum().backward()
+        optimiser.step()
+    head.requires_grad_(False)
+
+
+def _dflash(model: Any, rows: list[Rows], folder: Path) -> None:
+    torch.manual_seed(0)
+    made = attrs.evolve(new_block_config(model, layers=2, depths=4), mask_token_id=1)
+    head = BlockHead(made)
+    fitted(model, head, rows, depths=3, steps=160)
+    save_block(head, folder, target="llama-7m")
+
+
+def _p_eagle(model: Any, rows: list[Rows], folder: Path) -> None:
+    pairs: Any = load_for(zoo.path("llama-7m-eagle3"), _model("llama-7m")[1])
+    assert isinstance(pairs, Eagle3Head)
+    head = PEagleHead(PEagleConfig(head=pairs.config, mask_token_id=1, depths=4))
+    head.head.load_state_dict(pairs.state_dict(), strict=False)
+    fitted(model, head, rows, depths=3, steps=80)
+    save_peagle(head, folder, target="llama-7m")
+
+
+def _medusa(model: Any, rows: list[Rows], folder: Path) -> None:
+    heads: Heads = new_heads(model, 2)
+    fitted(model, heads, rows, depths=2, steps=60)
+    save_heads(heads, folder, target="llama-7m")
+
+
+MADE: dict[Kind, Callable[[Any, list[Rows], Path], None]] = {
+    Kind.dflash: _dflash,
+    Kind.p_eagle: _p_eagle,
+    Kind.medusa: _medusa,
+}

@@ -1,0 +1,78 @@
+"""Heads whose weights are stored under other names, in another layout or at another size, and features of
+another token: each is told with its cause."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+from benchmarks.research.head_faults import FAULTS
+from draftwood import zoo
+from draftwood.zoo.heads.known_text import ReadText
+from draftwood.zoo.heads.loading import load_for
+from draftwood.zoo.heads.misstored import restored, with_weights
+from draftwood.zoo.heads.settings import compared
+from tests.strategies import block_heads, test_p_eagle
+from tests.zoo.test_broken_heads import EAGLE, backend, broken, checked, target, texts
+
+CAUSES = {
+    "keys and values exchanged": "k_proj and v_proj exchanged, .*exchange their names",
+    "gate and up exchanged": "gate_proj and up_proj exchanged, .*exchange their names",
+    "rotation of neighbours": "rotation of neighbours, .* its q_proj and k_proj",
+    "attention four times as strong": "with half of the attention of layer 0 its guesses are better",
+    "attention of zeros": "o_proj.weight holds nothing but zeros",
+}
+SHORT = "gate and up exchanged"
+
+
+@pytest.mark.parametrize(
+    "fault", [one if one == SHORT else pytest.param(one, marks=pytest.mark.thorough) for one in CAUSES]
+)
+def test_weights_in_wrong_places_are_told(fault: str, tmp_path: Path) -> None:
+    verdict = checked(broken(EAGLE, FAULTS[fault], tmp_path))
+    assert verdict.broken, verdict.sentence
+    assert re.search(CAUSES[fault], verdict.sentence), verdict.sentence
+
+
+def test_features_of_another_token_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are handed over one token too late, as a head would read them that was trained so."""
+    at = ReadText.at
+
+    def late(text: ReadText, taps: Any) -> Any:
+        known = at(text, taps)
+        return attrs.evolve(known, features=known.features.roll(-1, 1))
+
+    monkeypatch.setattr(ReadText, "at", late)
+    head: Any = load_for(zoo.path(EAGLE), backend())
+    found = compared(target(), head, texts(), depths=1)
+    best = max((one for one in found if one.clear), key=lambda one: one.likelier)
+    assert best.name == "features of one token earlier"
+
+
+def test_what_is_exchanged_twice_is_as_it_was() -> None:
+    """So each setting undoes the fault that it is named for."""
+    pairs = test_p_eagle.random_head(test_p_eagle.KINDS["layers"])
+    block = block_heads.random_head(block_heads.config())
+    for head, dim in ((pairs, pairs.head.config.head_dim), (block, block.config.head_dim)):
+        stored = dict(head.named_parameters())
+        ways = {one.name: one.weights for one in restored(head, head_dim=dim, rotated=dim)}
+        assert ways.keys() >= {
+            "gate_proj and up_proj exchanged",
+            "rotation of neighbours",
+            "rotation of halves",
+        }
+        undone = {"rotation of neighbours": "rotation of halves"}
+        for name, weights in ways.items():
+            other = with_weights(head, weights)
+            changed = [key for key, one in other.named_parameters() if not torch.equal(one, stored[key])]
+            assert changed, name
+            again = {one.name: one.weights for one in restored(other, head_dim=dim, rotated=dim)}
+            back = undone.get(name, next((one for one, two in undone.items() if two == name), name))
+            twice = dict(with_weights(other, again[back]).named_parameters())
+            assert all(torch.equal(twice[key], one) for key, one in stored.items()), name
+        assert all(one is stored[key] for key, one in head.named_parameters())
