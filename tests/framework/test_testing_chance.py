@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import secrets
 import time
@@ -143,7 +144,7 @@ UNSEEN = {
     "a function that was taken before": random.random,
     "numpy's, taken before": np.random.rand,
     "a generator of numpy's": np.random.default_rng(0).random,
-    "secrets": lambda: secrets.randbelow(2**30) / 2**30,
+    "secrets, as bytes": lambda: int.from_bytes(os.urandom(4), "big") / 2**32,
     "the system": random.SystemRandom().random,
     "time": lambda: time.perf_counter_ns() % 1000 / 1000,
 }
