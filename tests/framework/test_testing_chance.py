@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import random
-import secrets
 import time
 from typing import Any
 

@@ -25,6 +25,8 @@ _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 _STATES = ("get_state", "getstate", "seed", "set_state", "setstate", "get_bit_generator", "set_bit_generator")
 """Functions of a random module that draw nothing."""
 
+_OF_PROCESS: Any = random.random.__self__  # type: ignore[attr-defined]
+
 Functions = dict[str, Callable[..., Any]]
 
 
@@ -44,7 +46,7 @@ def in_random_order(chance: LazyChance, count: int, drawn: int | None = None) ->
         return [chance.integer(0, count)]
     if math.perm(count, drawn) > _MOST_ORDERS:
         raise CannotEnumerate(
-            f"{drawn} of {count} things are put in a random order, which has too many outcomes; give samples=."
+            f"{drawn} of {count} things are put in a random order, with too many outcomes; give samples=."
         )
     left = list(range(count))
     return [left.pop(chance.drawn_integer(0, len(left))) for _ in range(drawn)]
@@ -73,7 +75,8 @@ def of_python(chance: LazyChance) -> Functions:
     others = {
         name: refused(f"random.{name}")
         for name in dir(random)
-        if getattr(getattr(random, name), "__self__", None) is not None and name not in (*drawing, *_STATES)
+        if getattr(getattr(random, name), "__self__", None) is _OF_PROCESS
+        and name not in (*drawing, *_STATES)
     }
     return {**drawing, **others, "Random": Generator, "SystemRandom": Generator}
 
