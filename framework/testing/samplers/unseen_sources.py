@@ -52,7 +52,8 @@ def source_of(run: Callable[[], object]) -> str:
     moved = [one for one, state in kept if _state(one) != state]
     if moved and not watch.found:
         kind = type(moved[0])
-        return f"a {kind.__module__.removesuffix('._generator')}.{kind.__name__} that exists already"
+        package = kind.__module__.removesuffix("._generator").removesuffix(".mtrand")
+        return f"a {package}.{kind.__name__} that exists already"
     return watch.found or watch.address
 
 
@@ -68,9 +69,11 @@ class _Watch:
         if self.found or event not in ("c_call", "c_return"):
             return
         name, of = getattr(function, "__name__", ""), getattr(function, "__self__", None)
-        if event == "c_return":
-            moved = drawn_from(self.before)
-            self.found = f"{moved[0]} by {name}" if moved else ""
+        if moved := drawn_from(self.before):
+            # Before a call it was one of functions that Python does not report, as numpy's.
+            self.found = f"{moved[0]} by {name}" if event == "c_return" else moved[0]
+        elif event == "c_return":
+            return
         elif isinstance(of, _RANDOM) and of is not _OF_PROCESS:
             self.found = "a random.Random that exists already"
         elif name in _OF_SYSTEM:
