@@ -14,6 +14,8 @@ from torch import Tensor
 from draftwood.testing.diagnosis.intervals import CannotEnumerate
 from draftwood.testing.samplers.lazy_numbers import LazyNumber, searched
 
+_RETURNED: Any = torch.return_types
+
 Numbers = NDArray[Any]
 """An array of `LazyNumber` and numbers."""
 
@@ -306,7 +308,7 @@ def _order(numbers: list[Any], count: int, largest: bool) -> list[int]:
 
 
 def _extreme(largest: bool) -> Callable[..., Any]:
-    kind = torch.return_types.max if largest else torch.return_types.min
+    kind = _RETURNED.max if largest else _RETURNED.min
 
     def extreme(one: LazyTensor, dim: int | None = None, keepdim: bool = False) -> Any:
         if dim is None or isinstance(dim, Tensor):
@@ -324,11 +326,11 @@ def _first(one: LazyTensor, count: int, dim: int, largest: bool) -> tuple[Tensor
 
 
 def _topk(one: LazyTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    return torch.return_types.topk(_first(one, k, dim, largest))
+    return _RETURNED.topk(_first(one, k, dim, largest))
 
 
 def _sort(one: LazyTensor, dim: int = -1, descending: bool = False, **_: Any) -> Any:
-    return torch.return_types.sort(_first(one, one.shape[dim], dim, descending))
+    return _RETURNED.sort(_first(one, one.shape[dim], dim, descending))
 
 
 def _argsort(one: LazyTensor, dim: int = -1, descending: bool = False, **_: Any) -> Tensor:

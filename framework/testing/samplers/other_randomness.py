@@ -25,7 +25,7 @@ _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 _STATES = ("get_state", "getstate", "seed", "set_state", "setstate", "get_bit_generator", "set_bit_generator")
 """Functions of a random module that draw nothing."""
 
-_OF_PROCESS: Any = random.random.__self__  # type: ignore[attr-defined]
+_OF_PROCESS = vars(random)["_inst"]
 
 Functions = dict[str, Callable[..., Any]]
 

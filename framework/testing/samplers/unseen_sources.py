@@ -29,7 +29,7 @@ _CLOCKS = (
 )
 _OF_SYSTEM = ("urandom", "getrandom", "generate_time_safe")
 _RANDOM = random.Random
-_OF_PROCESS = random.random.__self__
+_OF_PROCESS = vars(random)["_inst"]
 """The class itself and Python's own generator, which are replaced while a sampler runs."""
 
 
@@ -50,7 +50,7 @@ def source_of(run: Callable[[], object]) -> str:
     finally:
         sys.setprofile(None)
     moved = [one for one, state in kept if _state(one) != state]
-    if moved and not watch.found:
+    if moved:
         kind = type(moved[0])
         package = kind.__module__.removesuffix("._generator").removesuffix(".mtrand")
         return f"a {package}.{kind.__name__} that exists already"
@@ -81,7 +81,7 @@ class _Watch:
         elif name in _CLOCKS and "time" in f"{getattr(of, '__name__', '')}{function.__module__}":
             self.found = f"a clock ({name})"
         elif name in ("id", "hash", "__hash__") and not _of_package(frame):
-            self.address = f"an object's address ({name})"
+            self.address = f"chance that is not seen here, perhaps an object's address ({name})"
 
 
 def _of_package(frame: FrameType) -> bool:
