@@ -190,7 +190,7 @@ def test_vllms_padded_drafts_and_rows_with_seeds(options, mistake):
         prove_sampler(wrong, **VLLM | {"samples": 200_000})
 
 
-RUNNER: dict[str, Any] = {"samples": 6000, "batched": True, "dtype": torch.float32, "models": PLAIN}
+RUNNER: dict[str, Any] = {"samples": 2500, "batched": True, "dtype": torch.float32, "models": PLAIN}
 
 
 @pytest.mark.parametrize("padded", [False, True])

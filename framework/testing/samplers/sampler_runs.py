@@ -52,6 +52,9 @@ PLACES = ("first row of a batch", "last row of a batch")
 _MOST_CHOICES = 200
 """Choices by chance in one call, at most: a sampler that draws until a draw fits makes ever more."""
 
+_REPEATS = 12
+"""Runs of a draft's first outcome before a verdict against a sampler."""
+
 _TRIALS = 100
 """Calls with ordinary random numbers that tell whether an error is the sampler's own."""
 
@@ -143,6 +146,26 @@ class CheckedSampler:
                 "tokens or a smaller vocabulary, or give samples=."
             ) from error
         return law
+
+    def look_again(self, possible: Sequence[Draft]) -> None:
+        """Raise `UnseenChance` if a draft comes out otherwise when its first outcome is repeated often.
+
+        An unseen coin often falls alike twice, so a verdict against a sampler needs more than two runs.
+        """
+        if self.uniforms is not None:
+            return
+        calls = self.calls
+        for draft in possible:
+            texts = set()
+            for _ in range(_REPEATS):
+                with torch_randomness(Enumerator([]), used=self._used):
+                    texts.add(self._call(draft, draft.case))
+            if len(texts) > 1:
+                raise UnseenChance(
+                    "The sampler draws from chance that is not seen here: one draft came out otherwise when "
+                    "it was repeated. So its outcomes cannot be listed; give samples=."
+                )
+        self.calls = calls
 
     def _twice(self, run: Callable[[], T]) -> T:
         """Returns what `run` gives; raises `UnseenChance` unless it gives it again and draws nothing else."""

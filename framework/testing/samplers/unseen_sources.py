@@ -32,6 +32,8 @@ _RANDOM = random.Random
 _OF_PROCESS = vars(random)["_inst"]
 """The class itself and Python's own generator, which are replaced while a sampler runs."""
 
+_OF_NUMPY = vars(np.random.mtrand)["_rand"]
+
 
 def source_of(run: Callable[[], object]) -> str:
     """Returns the name of the source that `run` draws from, in words; empty where none is found.
@@ -92,6 +94,9 @@ def _of_package(frame: FrameType) -> bool:
 
 
 def _is_generator(one: object) -> bool:
+    """Returns whether it is a generator, but none that all code of the process shares."""
+    if one is _OF_PROCESS or one is _OF_NUMPY:
+        return False
     kind = type(one)
     return issubclass(kind, (np.random.Generator, np.random.RandomState)) or (
         issubclass(kind, _RANDOM) and not issubclass(kind, random.SystemRandom)
