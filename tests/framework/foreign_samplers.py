@@ -105,6 +105,58 @@ def vllm(
     return out
 
 
+def vllm_runner(
+    target_logits,
+    draft_logits,
+    draft_sampled,
+    cu_num_logits,
+    pos,
+    idx_mapping,
+    expanded_idx_mapping,
+    expanded_local_pos,
+    temperature,
+    seed,
+    num_speculative_steps,
+    *,
+    mistake="",
+):
+    """The signature of the sampler of vLLM's newer runner: chance of a request is its seed and the position.
+
+    A drafted token of -1 ends a row, whose last token is then the target's own.
+    """
+    rows, vocab = len(idx_mapping), target_logits.shape[-1]
+    out, count = torch.full((rows, num_speculative_steps + 1), -1), torch.zeros(rows, dtype=torch.int64)
+    for row in range(rows):
+        first, end = int(cu_num_logits[row]), int(cu_num_logits[row + 1])
+        assert (expanded_idx_mapping[first:end] == row).all()
+        assert expanded_local_pos[first:end].tolist() == list(range(end - first))
+        for at in range(first, end):
+            step = at - first
+            place = 0 if mistake == "position of the row" else int(pos[at])
+            chance = torch.Generator().manual_seed((int(seed[row]) + 7919 * place) % 2**63)
+            coin, noise = torch.rand(1, generator=chance), torch.rand(vocab, generator=chance)
+            target = target_logits[at].softmax(-1)
+            if temperature[row] == 0:
+                target = torch.nn.functional.one_hot(target_logits[at].argmax(), vocab).to(target)
+            token = int(draft_sampled[at + 1]) if at + 1 < end else -1
+            left = target
+            judged = at + 1 < end if mistake == "padding judged" else token >= 0
+            if judged:
+                draft = torch.nn.functional.one_hot(torch.tensor(token % vocab), vocab).to(target)
+                if draft_logits is not None:
+                    draft = (
+                        draft_logits[row, step] / (temperature[row] if temperature[row] > 0 else 1)
+                    ).softmax(-1)
+                if coin < target[token] / draft[token]:
+                    out[row, step] = token % vocab
+                    continue
+                left = residual(target, draft)
+            out[row, step] = int((left / -torch.log1p(-noise)).argmax())
+            count[row] = step + 1
+            break
+    return out, count
+
+
 def sglang(
     *,
     predicts,

@@ -155,6 +155,17 @@ class SortedSiblings(TreePolicy):
         return tree.finish()
 
 
+class OneRowOfEight(TreePolicy):
+    """A chain that drops unlikely tokens in the sixth of every eight streams, which the class numbers."""
+
+    laws = frozenset({WithReplacement})
+    streams: ClassVar[dict[int, tuple[int, Any]]] = {}
+
+    def grow(self, root, rng):
+        number, _ = self.streams.setdefault(id(rng), (len(self.streams), rng))
+        return (yield from DropsUnlikelyWhen(lambda *_: number % 8 == 5, length=4).grow(root, rng))
+
+
 class AfterManyCalls(DropsUnlikelyWhen):
     """A chain that drops unlikely tokens after many calls, which the class counts."""
 
@@ -205,6 +216,15 @@ LATE: dict[str, tuple[Any, Any]] = {
         DropsUnlikelyWhen(lambda depth, path, probs: float(probs.max()) < 0.15),
         REJECTION,
     ),
+    "by ties": (
+        DropsUnlikelyWhen(lambda depth, path, probs: len(probs.unique()) < len(probs)),
+        REJECTION,
+    ),
+    "by a token before, as after an end of text": (
+        DropsUnlikelyWhen(lambda depth, path, probs: 2 in path[:-1]),
+        REJECTION,
+    ),
+    "by row, one of eight": (OneRowOfEight(), REJECTION),
     "by calls": (AfterManyCalls(lambda *_: AfterManyCalls.calls[0] > 400), REJECTION),
     "by length of text": (StopsLearningWell(lambda outcome: len(outcome.path), 60), REJECTION),
     "by rejections": (StopsLearningWell(lambda outcome: not outcome.bonus, 20), REJECTION),

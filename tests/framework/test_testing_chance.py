@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
+import re
 import secrets
 import time
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 import torch
 from scipy import stats
 
+from draftwood import InvalidInput
 from draftwood.testing import measure_sampler, prove_sampler, sampler_models
 from draftwood.testing.diagnosis.intervals import CannotEnumerate, UnseenChance
 from draftwood.testing.diagnosis.law_broken import LawBroken
@@ -46,6 +49,16 @@ COINS = {
     "numpy.random.random, one of two": lambda: np.random.random(2)[1],
     "numpy.random.uniform": lambda: np.random.uniform(),
     "a new default_rng": lambda: np.random.default_rng().random(),
+    "a new Generator": lambda: np.random.Generator(np.random.PCG64()).random(),
+    "a new RandomState": lambda: np.random.RandomState().rand(),
+    "a new random.Random": lambda: random.Random().random(),
+    "a new SystemRandom": lambda: random.SystemRandom().random(),
+    "secrets": lambda: secrets.randbelow(2**40) / 2**40,
+    "getrandbits": lambda: random.getrandbits(40) / 2**40,
+    "randrange with a step": lambda: random.randrange(0, 2**41, 2) / 2**41,
+    "one of many": lambda: random.choice(range(2**40)) / 2**40,
+    "torch.normal": lambda: torch.special.ndtr(torch.normal(torch.zeros((), dtype=torch.float64), 1.0)),
+    "out=": lambda: (coin := torch.empty((), dtype=torch.float64), torch.rand((), out=coin), coin)[2],
 }
 
 
@@ -78,6 +91,22 @@ def by_heights(weights: torch.Tensor) -> int:
     return int(torch.searchsorted(heights, torch.rand(1, dtype=torch.float64) * heights[-1], right=True))
 
 
+def by_the_largest_of_a_race(weights: torch.Tensor) -> int:
+    return int((weights / torch.empty_like(weights).exponential_()).max(dim=-1).indices)
+
+
+def by_the_first_of_a_race(weights: torch.Tensor) -> int:
+    return int((weights / torch.empty_like(weights).exponential_()).topk(1).indices)
+
+
+def by_sorting_a_race(weights: torch.Tensor) -> int:
+    return int((weights / torch.empty_like(weights).exponential_()).sort(descending=True).indices[0])
+
+
+def by_numpy_multinomial(weights: torch.Tensor) -> int:
+    return int(np.random.multinomial(1, (weights / weights.sum()).numpy()).argmax())
+
+
 def by_counting(weights: torch.Tensor) -> int:
     heights = weights.cumsum(0) / weights.sum()
     return int((heights <= torch.rand((), dtype=torch.float64)).sum())
@@ -103,6 +132,10 @@ LAST = (
     by_numpy_gumbel,
     by_heights,
     by_counting,
+    by_the_largest_of_a_race,
+    by_the_first_of_a_race,
+    by_sorting_a_race,
+    by_numpy_multinomial,
     by_categorical,
     by_python,
     by_numpy,
@@ -139,28 +172,43 @@ def test_a_way_to_draw_a_token_is_enumerated(last) -> None:
 
 
 UNSEEN = {
-    "a generator that exists already": random.Random(0).random,
-    "a function that was taken before": random.random,
-    "numpy's, taken before": np.random.rand,
-    "a generator of numpy's": np.random.default_rng(0).random,
-    "secrets": lambda: secrets.randbelow(2**30) / 2**30,
-    "the system": random.SystemRandom().random,
-    "time": lambda: time.perf_counter_ns() % 1000 / 1000,
+    "random.Random that exists already": random.Random(0).random,
+    "Python's own generator by random": random.random,
+    "numpy's own generator": np.random.rand,
+    "numpy.random.Generator that exists already": np.random.default_rng(0).random,
+    "numpy.random.RandomState that exists already": np.random.RandomState(5).rand,
+    "torch's own generator by binomial": lambda one=torch.binomial: float(
+        one(torch.tensor(1e6), torch.tensor(0.5)) / 1e6
+    ),
+    "the system's entropy (urandom": random.SystemRandom().random,
+    "a clock (perf_counter_ns)": lambda: time.perf_counter_ns() % 1000 / 1000,
+    "an object's address (id)": lambda: id(object()) // 16 % 64 / 64,
 }
 
 
 @pytest.mark.parametrize("name", UNSEEN)
-def test_a_source_that_is_not_seen_gives_no_verdict(name: str) -> None:
-    with pytest.raises(UnseenChance, match="give samples="):
+def test_a_source_that_is_not_seen_is_named_and_gives_no_verdict(name: str) -> None:
+    gc.unfreeze()  # the suite hides what was made at its start, these generators too
+    with pytest.raises(UnseenChance, match=re.escape(name) + ".*give samples="):
         prove_sampler(leviathan(coin=UNSEEN[name]), models=PLAIN)
-    # By samples it passes.
-    report: Any = measure_sampler(leviathan(coin=UNSEEN[name]), models=PLAIN, samples=2000)
+
+
+def test_a_source_that_is_not_seen_is_proved_by_samples() -> None:
+    report: Any = measure_sampler(leviathan(coin=random.Random(0).random), models=PLAIN, samples=2000)
     assert report.p_value > 1e-6
+
+
+def test_an_unseen_coin_that_fell_alike_twice_gives_no_verdict() -> None:
+    with pytest.raises(UnseenChance):
+        prove_sampler(leviathan(coin=np.random.RandomState(0).rand), models=PLAIN)
+
+
+KEPT_BY_PYTHON = random.Random(0)
 
 
 def test_unseen_chance_beside_given_uniforms_gives_no_verdict() -> None:
     def sampler(case):
-        return leviathan(coin=UNSEEN["a generator that exists already"])(case)
+        return leviathan(coin=KEPT_BY_PYTHON.random)(case)
 
     with pytest.raises(UnseenChance):
         prove_sampler(sampler, models=PLAIN, uniforms=3)
@@ -176,11 +224,36 @@ def test_unseen_chance_beside_given_uniforms_gives_no_verdict() -> None:
         lambda: random.betavariate(1, 1),
         lambda: np.random.default_rng(0).random(),
         lambda: np.random.RandomState(seed=3).rand(),
+        lambda: np.random.Generator(np.random.Philox(key=3)).random(),
+        lambda: random.Random(3).random(),
+        lambda: stats.norm.cdf(random.gauss(0, 1)),
+        lambda: random.sample(range(64), 64)[0] / 64,
+        lambda: torch.from_numpy(np.random.rand(1))[0],
+        lambda: torch.rand((), dtype=torch.float64, names=None),
+        lambda: random.paretovariate(1.0),
+        lambda: np.random.laplace(),
     ],
 )
 def test_what_cannot_be_followed_gives_no_verdict(coin) -> None:
     with pytest.raises(CannotEnumerate, match="samples="):
         prove_sampler(leviathan(coin=coin), models=PLAIN)
+
+
+def test_an_error_of_the_machine_gives_no_verdict() -> None:
+    def sampler(case):
+        raise RuntimeError("Cannot get CUDA generator without ATen_cuda library.")
+
+    if not torch.cuda.is_available():
+        with pytest.raises(InvalidInput, match="a device that this machine does not have"):
+            prove_sampler(sampler, models=PLAIN)
+
+
+def test_an_error_that_the_sampler_makes_by_itself_is_its_fault() -> None:
+    def sampler(case):
+        return [int(torch.rand(()) < 0.5) + "1"]
+
+    with pytest.raises(LawBroken, match="raises .TypeError"):
+        prove_sampler(sampler, models=PLAIN)
 
 
 def seeded_inside():

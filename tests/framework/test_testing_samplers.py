@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood import Deterministic, InvalidInput, PerChild, WithoutReplacement, WithReplacement
+from draftwood import (
+    Deterministic,
+    InvalidInput,
+    PerChild,
+    SamplingParams,
+    WithoutReplacement,
+    WithReplacement,
+)
 from draftwood.testing import (
     LawBroken,
     ToyModel,
@@ -15,6 +22,7 @@ from draftwood.testing import (
     prove_sampler,
     sampler_models,
     sglang_sampler,
+    vllm_runner_sampler,
     vllm_sampler,
 )
 from draftwood.testing.diagnosis.chi_square import SIGNIFICANCE, chi_square_test
@@ -180,6 +188,34 @@ def test_vllms_padded_drafts_and_rows_with_seeds(options, mistake):
     wrong = vllm_sampler(partial(foreign.vllm, mistake=mistake), **options)
     with pytest.raises(LawBroken):
         prove_sampler(wrong, **VLLM | {"samples": 200_000})
+
+
+RUNNER: dict[str, Any] = {"samples": 2500, "batched": True, "dtype": torch.float32, "models": PLAIN}
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_vllms_newer_runner_passes_whether_rows_are_ragged_or_padded(padded):
+    report: Any = prove_sampler(vllm_runner_sampler(foreign.vllm_runner, padded=padded), **RUNNER)
+    assert report.p_value > 1e-6
+    drafted = vllm_runner_sampler(foreign.vllm_runner, padded=padded, drafted=True)
+    mixed = (SamplingParams(1.0), SamplingParams(0.0))
+    report = prove_sampler(drafted, law=Deterministic, settings=mixed, **RUNNER)
+    assert report.p_value > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("mistake", "padded"),
+    [("padding judged", True), ("position of the row", False), ("position of the row", True)],
+)
+def test_mistakes_behind_the_newer_runners_signature_are_caught(mistake, padded):
+    wrong = vllm_runner_sampler(partial(foreign.vllm_runner, mistake=mistake), padded=padded)
+    with pytest.raises(LawBroken):
+        prove_sampler(wrong, **RUNNER)
+
+
+def test_the_newer_runner_pads_only_rows_that_are_cut():
+    with pytest.raises(InvalidInput, match="padded=True fills the rows that ragged=True cuts"):
+        vllm_runner_sampler(foreign.vllm_runner, ragged=False, padded=True)
 
 
 @pytest.mark.parametrize("mistake", ["noise reused", "target for residual"])

@@ -83,8 +83,9 @@ def test_the_first_runners_greedy_sampler(older: Any) -> None:
 
 
 @pytest.mark.parametrize("block", [False, True], ids=["token", "block"])
-def test_the_newer_runners_sampler(newer: Any, block: bool) -> None:
-    prove(vllm_runner_sampler(newer, block=block), **NEW)
+@pytest.mark.parametrize("padded", [False, True], ids=["ragged", "padded"])
+def test_the_newer_runners_sampler(newer: Any, block: bool, padded: bool) -> None:
+    prove(vllm_runner_sampler(newer, block=block, padded=padded), **NEW)
 
 
 @pytest.mark.parametrize("block", [False, True], ids=["token", "block"])

@@ -52,6 +52,17 @@ class OneHotModel(NextTokenModel):
         return torch.full_like(logits, -torch.inf).index_fill(0, logits.argmax(), 0).to(self.dtype)
 
 
+@final
+@attrs.frozen(eq=False)
+class TiedModel(NextTokenModel):
+    """The logits of `model` in steps of one half, so that tokens have equal probabilities."""
+
+    model: NextTokenModel = attrs.field(kw_only=True)
+
+    def logits(self, text: Sequence[int]) -> Tensor:
+        return ((2 * self.model.logits(text)).round() / 2).to(self.dtype)
+
+
 @attrs.frozen
 class ProofModels:
     """A target and the models that draft for it; policies of several drafters ask them one after another."""
@@ -67,6 +78,12 @@ class ProofModels:
     def at_zero(self) -> ProofModels:
         """Returns the models with the target at temperature 0."""
         return ProofModels(OneHotModel(self.target.vocab_size, model=self.target), self.drafts)
+
+    @property
+    def with_ties(self) -> ProofModels:
+        """Returns the models with drafts to which tokens are equally likely."""
+        tied = tuple(TiedModel(draft.vocab_size, model=draft) for draft in self.drafts)
+        return ProofModels(self.target, tied)
 
     def of(self, dtype: torch.dtype) -> ProofModels:
         """Returns the models with logits of `dtype`."""

@@ -18,8 +18,7 @@ def forbid_hidden_randomness(who: object) -> Iterator[None]:
 
     Those are torch's, numpy's and Python's; in the end they are as they were.
     """
-    kept = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    try:
+    with kept_states():
         # To states that no seed gives.
         torch.rand(7)
         np.random.random(7)
@@ -27,16 +26,24 @@ def forbid_hidden_randomness(who: object) -> Iterator[None]:
         before = process_states()
         yield
         changed = drawn_from(before)
-    finally:
-        torch.set_rng_state(kept[0])
-        np.random.set_state(kept[1])
-        random.setstate(kept[2])
     if changed:
         raise LawBroken(
             f"{who} draws from {changed[0]}, or seeds it.",
             likely="it has another source of randomness: draw only from rng, so that a row's seed decides "
             "and the law can be proved.",
         )
+
+
+@contextmanager
+def kept_states() -> Iterator[None]:
+    """After the block the generators of the process are as they were before it."""
+    kept = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(kept[0])
+        np.random.set_state(kept[1])
+        random.setstate(kept[2])
 
 
 def drawn_from(before: dict[str, object]) -> list[str]:

@@ -21,6 +21,9 @@ NEXT_TO_NOTHING = 1e-6
 MOST_INTEGERS = 4096
 """Whole numbers among which one draw may choose, at most."""
 
+FEW_INTEGERS = 64
+"""Whole numbers that are drawn at once, at most; among more a draw waits until one is compared or needed."""
+
 
 class Form(Enum):
     """The form of a number as a function of one exponential waiting time T."""
@@ -64,11 +67,17 @@ class LazyChance:
 
     def integer(self, low: int, high: int) -> Any:
         """Returns a whole number in [low, high): drawn where there are few, else lazy."""
-        if high - low <= MOST_INTEGERS:
-            return low + self.rng.choose(torch.full((high - low,), 1.0, dtype=torch.float64))
+        if high - low <= FEW_INTEGERS:
+            return self.drawn_integer(low, high)
         self._bounds.append((0, high - low, high - low))
         number = len(self._bounds) - 1
         return LazyNumber(self, number, lambda point: np.float64(point + low), 1, None)
+
+    def drawn_integer(self, low: int, high: int) -> int:
+        """Returns a whole number in [low, high), drawn at once."""
+        if high - low > MOST_INTEGERS:
+            raise CannotEnumerate(f"One of {high - low} whole numbers is drawn; give samples=.")
+        return low + self.rng.choose(torch.full((high - low,), 1.0, dtype=torch.float64))
 
     def waiting_time(self, rate: float = 1.0) -> LazyNumber:
         """Returns an exponential waiting time of this rate."""
@@ -114,8 +123,8 @@ class LazyChance:
             )
         return self._bounds[base]
 
-    def winner(self, numbers: Sequence[Any], *, largest: bool) -> int:
-        """The place of the largest or smallest of independent numbers of one form."""
+    def order(self, numbers: Sequence[Any], count: int, *, largest: bool) -> list[int]:
+        """Returns the places of the `count` largest or smallest of numbers of one form, in order."""
         wins, never = (LARGEST_WINS, -math.inf) if largest else (SMALLEST_WINS, math.inf)
         lazy = [one for one in numbers if isinstance(one, LazyNumber)]
         forms, bases = {one.form for one in lazy}, [one.base for one in lazy]
@@ -128,7 +137,11 @@ class LazyChance:
             )
         self._raced |= set(bases)
         rates = [one.rate if isinstance(one, LazyNumber) else 0.0 for one in numbers]
-        return self.rng.choose(torch.tensor(rates, dtype=torch.float64))
+        if count == 1:
+            return [self.rng.choose(torch.tensor(rates, dtype=torch.float64))]
+        drawn = self.rng.without_replacement(torch.tensor(rates, dtype=torch.float64), count)
+        # Numbers that never win follow; torch and numpy promise no order of equal ones.
+        return [*drawn, *(place for place in range(len(numbers)) if place not in drawn)][:count]
 
 
 @attrs.frozen(eq=False)

@@ -14,6 +14,8 @@ from torch import Tensor
 from draftwood.testing.diagnosis.intervals import CannotEnumerate
 from draftwood.testing.samplers.lazy_numbers import LazyNumber, searched
 
+_RETURNED: Any = torch.return_types
+
 Numbers = NDArray[Any]
 """An array of `LazyNumber` and numbers."""
 
@@ -133,8 +135,12 @@ class LazyArray(np.ndarray[Any, Any]):
         """Returns the place of the smallest."""
         return _places_won(np.asarray(self), axis, largest=False)
 
+    def argsort(self, axis: int = -1, *_: Any, **__: Any) -> Any:
+        """Returns the places from the smallest to the largest."""
+        return _places_in_order(np.asarray(self), axis, self.shape[axis], largest=False)
+
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func in (np.argmax, np.argmin) and isinstance(args[0], LazyArray):
+        if func in (np.argmax, np.argmin, np.argsort) and isinstance(args[0], LazyArray):
             return getattr(args[0], func.__name__)(*args[1:], **kwargs)
         if func is np.searchsorted:
             return searched(*args, **kwargs)
@@ -282,17 +288,53 @@ def _raced(largest: bool) -> Callable[..., Tensor]:
 
 def _places_won(numbers: Numbers, axis: int | None, *, largest: bool) -> Any:
     if axis is None:
-        return _winner(list(numbers.reshape(-1)), largest)
+        return _order(list(numbers.reshape(-1)), 1, largest)[0]
+    return np.take(_places_in_order(numbers, axis, 1, largest=largest), 0, axis)
+
+
+def _places_in_order(numbers: Numbers, axis: int, count: int, *, largest: bool) -> NDArray[Any]:
+    """Returns the places of the `count` first along an axis, which has that length then."""
     moved = np.moveaxis(numbers, axis, -1)
-    won = [_winner(list(row), largest) for row in moved.reshape(-1, moved.shape[-1])]
-    return np.array(won, np.int64).reshape(moved.shape[:-1])
+    won = [_order(list(row), count, largest) for row in moved.reshape(-1, moved.shape[-1])]
+    return np.moveaxis(np.array(won, np.int64).reshape(*moved.shape[:-1], count), -1, axis)
 
 
-def _winner(numbers: list[Any], largest: bool) -> int:
+def _order(numbers: list[Any], count: int, largest: bool) -> list[int]:
     lazy = [one for one in numbers if isinstance(one, LazyNumber)]
     if not lazy:
-        return int(np.argmax(numbers) if largest else np.argmin(numbers))
-    return lazy[0].chance.winner(numbers, largest=largest)
+        ranked = np.argsort(np.array(numbers, float) * (-1 if largest else 1), kind="stable")
+        return [int(place) for place in ranked[:count]]
+    return lazy[0].chance.order(numbers, count, largest=largest)
+
+
+def _extreme(largest: bool) -> Callable[..., Any]:
+    kind = _RETURNED.max if largest else _RETURNED.min
+
+    def extreme(one: LazyTensor, dim: int | None = None, keepdim: bool = False) -> Any:
+        if dim is None or isinstance(dim, Tensor):
+            raise CannotEnumerate("The largest or smallest of random numbers is asked for; give samples=.")
+        values, places = _first(one, 1, dim, largest)
+        return kind((values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim)))
+
+    return extreme
+
+
+def _first(one: LazyTensor, count: int, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
+    """Returns the `count` first along a dimension, and their places."""
+    places = torch.as_tensor(_places_in_order(one.numbers, dim, count, largest=largest), device=one.device)
+    return one.gather(dim, places), places
+
+
+def _topk(one: LazyTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    return _RETURNED.topk(_first(one, k, dim, largest))
+
+
+def _sort(one: LazyTensor, dim: int = -1, descending: bool = False, **_: Any) -> Any:
+    return _RETURNED.sort(_first(one, one.shape[dim], dim, descending))
+
+
+def _argsort(one: LazyTensor, dim: int = -1, descending: bool = False, **_: Any) -> Tensor:
+    return _first(one, one.shape[dim], dim, descending)[1]
 
 
 def _joined(join: Callable[..., Any]) -> Callable[..., Tensor]:
@@ -348,6 +390,11 @@ def _floor(one: LazyTensor) -> Tensor:
 _SPECIAL: dict[str, Callable[..., Any]] = {
     "argmax": _raced(True),
     "argmin": _raced(False),
+    "max": _extreme(True),
+    "min": _extreme(False),
+    "topk": _topk,
+    "sort": _sort,
+    "argsort": _argsort,
     "cat": _joined(np.concatenate),
     "concat": _joined(np.concatenate),
     "stack": _joined(np.stack),

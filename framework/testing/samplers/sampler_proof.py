@@ -43,6 +43,9 @@ from draftwood.testing.samplers.torch_randomness import RAISED
 _FINE = 1e-5
 """Largest error from the steps of uniforms that a tolerance allows: above that of some float32 uniforms."""
 
+_LOOKED_AT = 12
+"""Drafts that are repeated before a verdict against a sampler."""
+
 _SHOWN = 8
 """Most models, and most lines of a draft, that a printed report holds."""
 
@@ -301,6 +304,8 @@ def measure_sampler(
             errors[name] = law_found.error(expected_law)
             expected[name] = _mean_tokens(possible, emitted)
             worst.see(name, law_found, expected_law, possible, emitted)
+    if samples is None and (checked.fault or max(errors.values()) > _FINE):
+        checked.look_again([drawn for drawn, _ in worst.evidence[:_LOOKED_AT]])
     return SamplerReport(
         errors=errors,
         expected_tokens=expected,

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from traceback import walk_tb
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import torch
 from torch import Tensor
 
 from draftwood.base.errors import DraftwoodError, InvalidDistribution, InvalidInput
+from draftwood.base.machine_faults import machine_fault
 from draftwood.testing.diagnosis.intervals import CannotEnumerate, UnseenChance, split_uniforms
 from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.diagnosis.tree_text import tree_as_text
 from draftwood.testing.models.toy import NextTokenModel
 from draftwood.testing.proofs.enumerator import BudgetExceeded, EndlessRun, Enumerator, enumerate_outcomes
-from draftwood.testing.proofs.hidden_randomness import drawn_from, process_states
+from draftwood.testing.proofs.hidden_randomness import drawn_from, kept_states, process_states
 from draftwood.testing.proofs.lossless import target_law
 from draftwood.testing.samplers.sampler_cases import PROMPT, Draft, SamplerCase, likely_breaks
 from draftwood.testing.samplers.torch_randomness import RAISED, as_tokens, torch_randomness
+from draftwood.testing.samplers.unseen_sources import source_of
 from draftwood.testing.samplers.used_generators import UsedGenerators
+
+T = TypeVar("T")
 
 Sampler = Callable[[SamplerCase], "Sequence[int] | Tensor"]
 """Takes a draft and returns the tokens that it emits: those accepted, and one more.
@@ -34,7 +40,7 @@ Text = tuple[int, ...]
 Emitted = dict[Text, float]
 """The law of what comes of one draft."""
 
-_MOST_OUTCOMES = 20_000
+_MOST_OUTCOMES = 10_000
 """Outcomes of one draft, at most: a tree of a few nodes over a few tokens has some hundreds."""
 
 _BATCHES = (1, 3, 12, 100)
@@ -45,6 +51,19 @@ PLACES = ("first row of a batch", "last row of a batch")
 
 _MOST_CHOICES = 200
 """Choices by chance in one call, at most: a sampler that draws until a draw fits makes ever more."""
+
+_REPEATS = 12
+"""Runs of a draft's first outcome before a verdict against a sampler."""
+
+_TRIALS = 100
+"""Calls with ordinary random numbers that tell whether an error is the sampler's own."""
+
+_OF_FOREIGN_CODE = (TypeError, ValueError, AttributeError, RuntimeError, AssertionError)
+"""Errors of code that is given a random number which is not drawn yet."""
+
+_OURS = ("lazy_numbers.py", "lazy_tensors.py", "torch_randomness.py", "other_randomness.py")
+
+_DEVICE = re.compile(r"cuda|nvidia|rocm|\bxpu\b|\bmps\b|active drivers", re.IGNORECASE)
 
 
 @attrs.define(eq=False)
@@ -71,6 +90,8 @@ class CheckedSampler:
     resolution: float = 0.0
     fault_chance: float = 0.0
     _used: UsedGenerators = attrs.field(factory=UsedGenerators, init=False)
+    _error: Exception | None = attrs.field(default=None, init=False)
+    _raises: set[type] = attrs.field(factory=set, init=False)
 
     def enumerated(self, draft: Draft) -> Emitted:
         """The law of what comes of one draft.
@@ -82,28 +103,26 @@ class CheckedSampler:
 
         def with_uniforms(u: Sequence[float]) -> Text:
             case = attrs.evolve(draft.case, uniforms=torch.tensor(u, dtype=self.dtype))
-            before = process_states()
-            text, again = (self._call(draft, case) for _ in range(2))
-            self._check_seen(before, same=text == again)
-            return text
+            return self._twice(lambda: self._call(draft, case))
 
         def with_chance(rng: Enumerator) -> Text:
-            def run(own: Enumerator) -> Text:
+            first = [rng]
+
+            def run() -> tuple[Text, list[tuple[int, int]]]:
+                own = first.pop() if first else Enumerator([outcome for outcome, _ in rng.taken])
                 with torch_randomness(own, used=self._used) as chance:
                     text = self._call(draft, draft.case)
                     self.resolution = max(self.resolution, chance.resolution)
-                return text
+                if text == RAISED:
+                    self._check_raises(draft)
+                if len(own.taken) > _MOST_CHOICES:
+                    raise CannotEnumerate(
+                        f"The sampler makes more than {_MOST_CHOICES} choices by chance in one call, as one "
+                        "that draws until a draw fits, so its outcomes cannot be listed; give samples=."
+                    )
+                return text, own.taken
 
-            before = process_states()
-            text = run(rng)
-            if len(rng.taken) > _MOST_CHOICES:
-                raise CannotEnumerate(
-                    f"The sampler makes more than {_MOST_CHOICES} choices by chance in one call, as one that "
-                    "draws until a draw fits, so its outcomes cannot be listed; give samples=."
-                )
-            again = Enumerator([outcome for outcome, _ in rng.taken])
-            self._check_seen(before, same=run(again) == text and again.taken == rng.taken)
-            return text
+            return self._twice(run)[0]
 
         outcomes: Iterable[tuple[float, Text]]
         if self.uniforms is None:
@@ -128,17 +147,63 @@ class CheckedSampler:
             ) from error
         return law
 
-    def _check_seen(self, before: dict[str, object], *, same: bool) -> None:
-        """Raise `UnseenChance` unless two runs of one script came out alike and drew from nothing else."""
+    def look_again(self, possible: Sequence[Draft]) -> None:
+        """Raise `UnseenChance` if a draft comes out otherwise when its first outcome is repeated often.
+
+        An unseen coin often falls alike twice, so a verdict against a sampler needs more than two runs.
+        """
+        if self.uniforms is not None:
+            return
+        calls = self.calls
+        for draft in possible:
+            texts = set()
+            for _ in range(_REPEATS):
+                with torch_randomness(Enumerator([]), used=self._used):
+                    texts.add(self._call(draft, draft.case))
+            if len(texts) > 1:
+                raise UnseenChance(
+                    "The sampler draws from chance that is not seen here: one draft came out otherwise when "
+                    "it was repeated. So its outcomes cannot be listed; give samples=."
+                )
+        self.calls = calls
+
+    def _twice(self, run: Callable[[], T]) -> T:
+        """Returns what `run` gives; raises `UnseenChance` unless it gives it again and draws nothing else."""
+        before = process_states()
+        given: list[T] = []
+        with contextlib.suppress(UnseenChance):
+            given.append(run())
+            # Objects that are made and gone lie at the same addresses again, unless others take these.
+            _held = [object() for _ in range(64)]
+            given.append(run())
         self.calls -= 1  # the second one is ours
         hidden = drawn_from(before)
-        if hidden or not same:
-            raise UnseenChance(
-                f"The sampler draws from {hidden[0] if hidden else 'chance'} "
-                f"{'by a function that it took before' if hidden else 'that is not seen here'} (a generator "
-                "that exists already, secrets, the time or another device may be it), so its outcomes cannot "
-                "be listed; give samples=, or look up torch.rand, random.random and their kin when it draws."
-            )
+        if len(given) == 2 and given[0] == given[1] and not hidden:
+            return given[0]
+        source = source_of(run) or ", ".join(hidden) or "chance that is not seen here"
+        raise UnseenChance(
+            f"The sampler draws from {source}, so its outcomes cannot be listed; give samples=, or look up "
+            "torch.rand, random.random and their kin when it draws."
+        )
+
+    def _check_raises(self, draft: Draft) -> None:
+        """Raise `CannotEnumerate` if the sampler's error may come of numbers that are not drawn yet."""
+        error = self._error
+        if not isinstance(error, _OF_FOREIGN_CODE) or type(error) in self._raises:
+            return
+        with kept_states():
+            for _ in range(_TRIALS):
+                try:
+                    self.sampler(_copied(draft.case))
+                except type(error):
+                    self._raises.add(type(error))
+                    return
+                except Exception:  # another one will be met by itself
+                    continue
+        raise CannotEnumerate(
+            f"It raises {type(error).__name__} ({error}) where its random numbers are not drawn yet, and not "
+            f"in {_TRIALS} calls with ordinary ones, so these numbers may be the reason; give samples=."
+        ) from error
 
     def sampled(
         self, possible: Sequence[Draft], samples: int, batched: bool
@@ -202,9 +267,10 @@ class CheckedSampler:
         self.calls += len(drafts)
         try:
             emitted = torch.as_tensor(self.sampler(batch))
-        except (DraftwoodError, ImportError):
+        except DraftwoodError:
             raise
         except Exception as error:
+            _raise_where_it_is_no_fault(error)
             raise LawBroken(
                 f"The sampler raises ({type(error).__name__}: {error}) on a batch of {len(drafts)} drafts."
             ) from error
@@ -219,15 +285,8 @@ class CheckedSampler:
 
     def _call(self, draft: Draft, case: SamplerCase) -> Text:
         self.calls += 1
-        # A sampler may write to its arguments, as engines' kernels do.
-        copied = attrs.evolve(
-            case,
-            target_probs=case.target_probs.clone(),
-            draft_probs=case.draft_probs.clone(),
-            target_logits=case.target_logits.clone(),
-        )
         try:
-            emitted = self.sampler(copied)
+            emitted = self.sampler(_copied(case))
         except (CannotEnumerate, InvalidInput):
             raise
         except EndlessRun as error:
@@ -235,10 +294,12 @@ class CheckedSampler:
                 f"{error} It may draw until a draw fits, or never end; give samples= to tell these apart."
             ) from error
         except Exception as error:
+            _raise_where_it_is_no_fault(error)
             if _comes_of_enumeration(error):
                 raise CannotEnumerate(
                     f"Its random numbers cannot be followed ({type(error).__name__}: {error}); give samples=."
                 ) from error
+            self._error = error
             self._blame(draft, f"raises ({type(error).__name__}: {error})", case)
             return RAISED
         text = as_tokens(emitted)
@@ -254,6 +315,16 @@ class CheckedSampler:
             has_uniforms = case is not None and len(case.uniforms)
             at = f" at the uniforms {case.uniforms.tolist()}" if has_uniforms and case is not None else ""
             self.fault = f"{what}{at}, on the draft\n{tree_as_text(draft.tree, draft.target_probs)}"
+
+
+def _copied(case: SamplerCase) -> SamplerCase:
+    """Returns the case with tensors of its own: a sampler may write to its arguments, as kernels do."""
+    return attrs.evolve(
+        case,
+        target_probs=case.target_probs.clone(),
+        draft_probs=case.draft_probs.clone(),
+        target_logits=case.target_logits.clone(),
+    )
 
 
 def _batch_sizes(rows: int) -> list[int]:
@@ -281,12 +352,23 @@ def _wrong(draft: Draft, text: Text) -> str:
     return ""
 
 
+def _raise_where_it_is_no_fault(error: Exception) -> None:
+    """Raise where the machine is the reason of an error: it lacks a package, a device or memory."""
+    if isinstance(error, ImportError) or machine_fault(error) is not None:
+        raise error
+    if not torch.cuda.is_available() and _DEVICE.search(str(error)):
+        raise InvalidInput(
+            f"The sampler asks for a device that this machine does not have ({type(error).__name__}: "
+            f"{error}); run the proof where the device is."
+        ) from error
+
+
 def _comes_of_enumeration(error: Exception) -> bool:
     """Returns whether an error is about numbers that are not drawn yet, rather than of the sampler."""
     if isinstance(error, InvalidDistribution):
         return False  # torch refuses such weights too
     files = {frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)}
-    ours = any(file.endswith(("lazy_numbers.py", "lazy_tensors.py", "torch_randomness.py")) for file in files)
+    ours = any(file.endswith(_OURS) for file in files)
     return ours or "Lazy" in str(error)
 
 

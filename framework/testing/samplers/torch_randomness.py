@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+import secrets
 from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from typing import Any
 from unittest import mock
 
@@ -17,8 +19,16 @@ from draftwood.laws.randomness import Randomness
 from draftwood.testing.diagnosis.intervals import CannotEnumerate
 from draftwood.testing.proofs.enumerator import enumerate_outcomes
 from draftwood.testing.proofs.lossless import JointLaw
-from draftwood.testing.samplers.lazy_numbers import LazyChance, LazyNumber
+from draftwood.testing.samplers.lazy_numbers import FEW_INTEGERS, LazyChance, LazyNumber
 from draftwood.testing.samplers.lazy_tensors import LazyArray, LazyTensor, written
+from draftwood.testing.samplers.other_randomness import (
+    in_random_order,
+    of_math,
+    of_numpy,
+    of_python,
+    of_secrets,
+    refused,
+)
 from draftwood.testing.samplers.used_generators import UsedGenerators, refused_seeding
 
 RAISED = (-1,)
@@ -40,13 +50,13 @@ _SEEDING: tuple[tuple[Any, str], ...] = (
     (np.random, "set_state"),
 )
 
-_CONTINUOUS = ("normal", "poisson", "randperm")
-_CONTINUOUS_IN_PLACE = ("cauchy_", "log_normal_", "geometric_", "random_")
+_NOT_FOLLOWED = ("poisson", "binomial", "randint_like", "_standard_gamma", "_sample_dirichlet")
+_NOT_FOLLOWED_IN_PLACE = ("cauchy_", "log_normal_", "geometric_", "random_")
 
 
 @contextlib.contextmanager
 def torch_randomness(rng: Randomness, *, used: UsedGenerators | None = None) -> Iterator[LazyChance]:
-    """Within it the chance of torch, of Python's `random` and of numpy is that of `rng`.
+    """Within it the chance of torch, of Python's `random` and `secrets` and of numpy is that of `rng`.
 
     Random numbers are lazy: a run branches where one is compared with a number, on its own or after sums,
     products, logarithms and exponentials, and each side has its weight. The largest of `p / exponential`, or
@@ -70,12 +80,15 @@ def torch_randomness(rng: Randomness, *, used: UsedGenerators | None = None) -> 
         for owner, functions in (
             (torch, _of_torch(chance)),
             (Tensor, _of_tensors(chance)),
-            (random, _of_python(chance)),
-            (np.random, _of_numpy(chance)),
-            (math, _of_math()),
+            (random, of_python(chance)),
+            (secrets, of_secrets(chance)),
+            (np.random, of_numpy(chance)),
+            (math, of_math()),
         ):
             for name, function in functions.items():
                 watched = used.watching(function) if owner in (torch, Tensor) else function
+                if not isinstance(function, type):
+                    watched = _answering(f"{owner.__name__}.{name}", watched)
                 stack.enter_context(mock.patch.object(owner, name, watched))
         for owner, name in _SEEDING:
             refuse = refused_seeding(f"{owner.__name__}.{name}")
@@ -83,11 +96,19 @@ def torch_randomness(rng: Randomness, *, used: UsedGenerators | None = None) -> 
         yield chance
 
 
-def _refused(name: str) -> Callable[..., Any]:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise CannotEnumerate(f"Random numbers of {name} cannot be enumerated; give samples=.")
+def _answering(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `function`, for which arguments that only the real one takes are no fault of the sampler."""
 
-    return refuse
+    @wraps(function)
+    def answer(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except TypeError as error:
+            raise CannotEnumerate(
+                f"{name} is called with arguments that cannot be enumerated ({error}); give samples=."
+            ) from error
+
+    return answer
 
 
 def _many(one: Callable[[], Any], shape: Any) -> Any:
@@ -97,79 +118,106 @@ def _many(one: Callable[[], Any], shape: Any) -> Any:
 def _of_torch(chance: LazyChance) -> dict[str, Callable[..., Any]]:
     rng = chance.rng
 
-    def made(one: Callable[[], Any], shape: Any, dtype: torch.dtype | None, device: Any) -> Tensor:
-        dtype = dtype or torch.get_default_dtype()
-        return LazyTensor.of(_many(one, shape), dtype=dtype, device=device or "cpu")
+    def made(one: Callable[[], Any], shape: Any, options: dict[str, Any], dtype: Any = None) -> Tensor:
+        out = options.pop("out", None)
+        dtype = options.pop("dtype", None) or dtype or torch.get_default_dtype()
+        device = options.pop("device", None) or "cpu"
+        # They change where a tensor lies, and nothing that is drawn.
+        for name in ("layout", "pin_memory", "requires_grad", "memory_format"):
+            options.pop(name, None)
+        if options:
+            raise TypeError(f"unknown: {', '.join(options)}")
+        numbers = _many(one, shape)
+        return LazyTensor.of(numbers, dtype=dtype, device=device) if out is None else written(out, numbers)
 
     def size_of(size: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if "size" in options:
-            return options["size"]
+            return options.pop("size")
         return size[0] if size and isinstance(size[0], (tuple, list, torch.Size)) else size
+
+    def dtype_of(options: dict[str, Any], dtype: torch.dtype | None = None) -> torch.dtype:
+        out = options.get("out")
+        return options.get("dtype") or dtype or (torch.get_default_dtype() if out is None else out.dtype)
 
     def uniform_of(dtype: torch.dtype) -> Callable[[], LazyNumber]:
         return lambda: chance.uniform(*_GRIDS[dtype])
 
     def rand(*size: Any, **options: Any) -> Tensor:
-        dtype = options.get("dtype") or torch.get_default_dtype()
-        return made(uniform_of(dtype), size_of(size, options), dtype, options.get("device"))
+        shape = size_of(size, options)
+        return made(uniform_of(dtype_of(options)), shape, options)
 
     def rand_like(like: Tensor, **options: Any) -> Tensor:
-        dtype, device = options.get("dtype") or like.dtype, options.get("device") or like.device
-        return made(uniform_of(dtype), like.shape, dtype, device)
+        options = {"device": like.device} | options
+        return made(uniform_of(dtype_of(options, like.dtype)), like.shape, options, like.dtype)
 
     def randn(*size: Any, **options: Any) -> Tensor:
-        return made(chance.normal, size_of(size, options), options.get("dtype"), options.get("device"))
+        shape = size_of(size, options)
+        return made(chance.normal, shape, options)
 
     def randn_like(like: Tensor, **options: Any) -> Tensor:
-        return made(
-            chance.normal,
-            like.shape,
-            options.get("dtype") or like.dtype,
-            options.get("device") or like.device,
-        )
+        return made(chance.normal, like.shape, {"device": like.device} | options, like.dtype)
+
+    def normal(mean: Any, std: Any = 1.0, size: Any = None, **options: Any) -> Tensor:
+        like = next((one for one in (mean, std) if isinstance(one, Tensor)), None)
+        if like is None:
+            return made(lambda: mean + std * chance.normal(), size, options)
+        shape = torch.broadcast_shapes(*(one.shape for one in (mean, std) if isinstance(one, Tensor)))
+        drawn = made(chance.normal, shape, {"device": like.device} | options, like.dtype)
+        return drawn * std + mean
 
     def randint(*given: Any, **options: Any) -> Tensor:
-        size = options.get("size", given[-1])
-        ends = [*(given if "size" in options else given[:-1])]
-        low: Any = options.get("low", 0 if len(ends) < 2 else ends[0])
-        high: Any = options["high"] if "high" in options else ends[-1]
-        numbers = _many(lambda: chance.integer(int(low), int(high)), size)
-        device = options.get("device") or "cpu"
-        if any(isinstance(one, LazyNumber) for one in numbers.reshape(-1)):
-            return LazyTensor.of(numbers, dtype=torch.float64, device=device)
-        return torch.tensor(
-            numbers.astype(np.int64), dtype=options.get("dtype") or torch.int64, device=device
-        )
+        ends = [*given]
+        size = options.pop("size") if "size" in options else ends.pop()
+        ends = [options.pop(name) for name in ("low",) if name in options] + ends
+        ends += [options.pop(name) for name in ("high",) if name in options]
+        low, high = (int(end) for end in (ends if len(ends) == 2 else [0, *ends]))
+        if high - low > FEW_INTEGERS:
+            return made(lambda: chance.integer(low, high), size, options | {"dtype": torch.float64})
+        drawn = [chance.drawn_integer(low, high) for _ in range(math.prod(size))]
+        out, dtype = options.get("out"), options.get("dtype") or torch.int64
+        whole = torch.tensor(drawn, dtype=dtype, device=options.get("device")).reshape(tuple(size))
+        return whole if out is None else out.resize_(whole.shape).copy_(whole)
 
-    def multinomial(weights: Tensor, num_samples: int, replacement: bool = False, **_: Any) -> Tensor:
+    def randperm(n: int, *, out: Any = None, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
+        order = torch.tensor(in_random_order(chance, n), dtype=dtype or torch.int64, device=device)
+        return order if out is None else out.resize_(n).copy_(order)
+
+    def multinomial(
+        weights: Tensor, num_samples: int, replacement: bool = False, *, out: Tensor | None = None
+    ) -> Tensor:
         def drawn(row: Tensor) -> list[int]:
             if replacement or num_samples == 1:
                 return [rng.choose(row) for _ in range(num_samples)]
             return list(rng.without_replacement(row, num_samples))
 
         rows = [drawn(row.double()) for row in weights.reshape(-1, weights.shape[-1])]
-        return torch.tensor(rows, device=weights.device).reshape(*weights.shape[:-1], num_samples)
+        found = torch.tensor(rows, device=weights.device).reshape(*weights.shape[:-1], num_samples)
+        return found if out is None else out.resize_(found.shape).copy_(found)
 
-    def bernoulli(p: Tensor, **_: Any) -> Tensor:
-        hits = [float(rng.accept(one)) for one in p.reshape(-1).tolist()]
-        return torch.tensor(hits, dtype=p.dtype, device=p.device).reshape(p.shape)
+    def bernoulli(input: Tensor, p: float | None = None, *, out: Tensor | None = None) -> Tensor:
+        chances = input if p is None else torch.full_like(input, p, dtype=torch.float64)
+        hits = [float(rng.accept(one)) for one in chances.reshape(-1).tolist()]
+        found = torch.tensor(hits, dtype=input.dtype, device=input.device).reshape(input.shape)
+        return found if out is None else out.resize_(found.shape).copy_(found)
 
     return {
         "rand": rand,
         "rand_like": rand_like,
         "randn": randn,
         "randn_like": randn_like,
+        "normal": normal,
         "randint": randint,
+        "randperm": randperm,
         "multinomial": multinomial,
         "bernoulli": bernoulli,
-        **{name: _refused(f"torch.{name}") for name in _CONTINUOUS},
+        **{name: refused(f"torch.{name}") for name in _NOT_FOLLOWED},
     }
 
 
 def _of_tensors(chance: LazyChance) -> dict[str, Callable[..., Any]]:
     of_torch = _of_torch(chance)
 
-    def uniform_(one: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:
+    def uniform_(one: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
         grid = _GRIDS[one.dtype]
         unit = low == 0 and high == 1
         return written(
@@ -180,13 +228,13 @@ def _of_tensors(chance: LazyChance) -> dict[str, Callable[..., Any]]:
             ),
         )
 
-    def exponential_(one: Tensor, lambd: float = 1.0, **_: Any) -> Tensor:
+    def exponential_(one: Tensor, lambd: float = 1.0) -> Tensor:
         return written(one, _many(lambda: chance.waiting_time(lambd), one.shape))
 
-    def normal_(one: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Tensor:
+    def normal_(one: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
         return written(one, _many(lambda: mean + std * chance.normal(), one.shape))
 
-    def bernoulli_(one: Tensor, p: Any = 0.5, **_: Any) -> Tensor:
+    def bernoulli_(one: Tensor, p: Any = 0.5) -> Tensor:
         return one.copy_(of_torch["bernoulli"](torch.as_tensor(p, dtype=torch.float64).expand(one.shape)))
 
     return {
@@ -196,141 +244,8 @@ def _of_tensors(chance: LazyChance) -> dict[str, Callable[..., Any]]:
         "bernoulli_": bernoulli_,
         "bernoulli": of_torch["bernoulli"],
         "multinomial": of_torch["multinomial"],
-        **{name: _refused(f"Tensor.{name}") for name in _CONTINUOUS_IN_PLACE},
+        **{name: refused(f"Tensor.{name}") for name in _NOT_FOLLOWED_IN_PLACE},
     }
-
-
-def _of_python(chance: LazyChance) -> dict[str, Callable[..., Any]]:
-    rng = chance.rng
-
-    def choices(population: Any, weights: Any = None, *, cum_weights: Any = None, k: int = 1) -> list[Any]:
-        if cum_weights is not None:
-            weights = np.diff(np.asarray(cum_weights, float), prepend=0.0)
-        chances = torch.ones(len(population)) if weights is None else torch.as_tensor(list(weights))
-        return [population[rng.choose(chances.double())] for _ in range(k)]
-
-    return {
-        "random": chance.uniform,
-        "uniform": lambda a, b: a + (b - a) * chance.uniform(),
-        "randint": lambda a, b: chance.integer(a, b + 1),
-        "randrange": lambda start, stop=None: chance.integer(
-            0 if stop is None else start, start if stop is None else stop
-        ),
-        "choice": lambda population: population[chance.integer(0, len(population))],
-        "choices": choices,
-        "expovariate": lambda lambd=1.0: chance.waiting_time(lambd),
-        "normalvariate": lambda mu=0.0, sigma=1.0: mu + sigma * chance.normal(),
-        "gauss": lambda mu=0.0, sigma=1.0: mu + sigma * chance.normal(),
-        **{
-            name: _refused(f"random.{name}")
-            for name in (
-                "betavariate",
-                "gammavariate",
-                "getrandbits",
-                "randbytes",
-                "sample",
-                "shuffle",
-                "triangular",
-            )
-        },
-    }
-
-
-def _of_numpy(chance: LazyChance) -> dict[str, Callable[..., Any]]:
-    rng = chance.rng
-
-    def random_(size: Any = None, dtype: Any = np.float64, **_: Any) -> Any:
-        grid = (2**24, np.float32) if np.dtype(dtype) == np.float32 else (2**53, np.float64)
-        return LazyArray.of(lambda: chance.uniform(*grid), size)
-
-    def uniform(low: float = 0.0, high: float = 1.0, size: Any = None) -> Any:
-        return LazyArray.of(lambda: low + (high - low) * chance.uniform(), size)
-
-    def integers(
-        low: int, high: int | None = None, size: Any = None, dtype: Any = None, endpoint: bool = False
-    ) -> Any:
-        first, end = (0, low) if high is None else (low, high)
-        return LazyArray.of(lambda: chance.integer(int(first), int(end) + endpoint), size)
-
-    def choice(a: Any, size: Any = None, replace: bool = True, p: Any = None) -> Any:
-        values = np.arange(a) if isinstance(a, (int, np.integer)) else np.asarray(a)
-        weights = torch.ones(len(values)) if p is None else torch.as_tensor(np.asarray(p, float))
-        if size is None:
-            return values[rng.choose(weights.double())]
-        count = math.prod(size) if isinstance(size, tuple) else int(size)
-        drawn = (
-            [rng.choose(weights.double()) for _ in range(count)]
-            if replace
-            else rng.without_replacement(weights.double(), count)
-        )
-        return values[np.array(drawn, int)].reshape(size)
-
-    def exponential(scale: float = 1.0, size: Any = None) -> Any:
-        return LazyArray.of(lambda: scale * chance.waiting_time(), size)
-
-    def gumbel(loc: float = 0.0, scale: float = 1.0, size: Any = None) -> Any:
-        return LazyArray.of(lambda: loc + scale * -chance.waiting_time().log(), size)
-
-    def normal(loc: float = 0.0, scale: float = 1.0, size: Any = None) -> Any:
-        return LazyArray.of(lambda: loc + scale * chance.normal(), size)
-
-    shared: dict[str, Callable[..., Any]] = {
-        "random": random_,
-        "uniform": uniform,
-        "choice": choice,
-        "exponential": exponential,
-        "standard_exponential": lambda size=None, **_: exponential(1.0, size),
-        "gumbel": gumbel,
-        "normal": normal,
-        "standard_normal": lambda size=None, **_: normal(0.0, 1.0, size),
-        **{
-            name: _refused(f"numpy's {name}")
-            for name in (
-                "beta",
-                "binomial",
-                "dirichlet",
-                "gamma",
-                "multinomial",
-                "permutation",
-                "poisson",
-                "shuffle",
-            )
-        },
-    }
-    legacy: dict[str, Callable[..., Any]] = {
-        "random_sample": random_,
-        "ranf": random_,
-        "sample": random_,
-        "rand": lambda *shape: random_(shape or None),
-        "randn": lambda *shape: normal(0.0, 1.0, shape or None),
-        "randint": integers,
-    }
-
-    class Generator:
-        """The generator that `default_rng` and `RandomState` give."""
-
-        def __init__(self, seed: Any = None) -> None:
-            if seed is not None:
-                raise CannotEnumerate(
-                    f"A generator of numpy is made with the seed {seed!r:.40} inside the call, so that it "
-                    "gives the same numbers at every call; make it outside and give samples=."
-                )
-
-        def __getattr__(self, name: str) -> Any:
-            found = {**shared, **legacy, "integers": integers}.get(name)
-            return _refused(f"numpy's {name}") if found is None else found
-
-    return {**shared, **legacy, "default_rng": Generator, "RandomState": Generator}
-
-
-def _of_math() -> dict[str, Callable[..., Any]]:
-    """Python's functions of floats, which take no other objects."""
-
-    def either(name: str, of_lazy: Callable[[LazyNumber], Any]) -> Callable[..., Any]:
-        plain = getattr(math, name)
-        return lambda x, *more: of_lazy(x) if isinstance(x, LazyNumber) and not more else plain(x, *more)
-
-    return {name: either(name, getattr(LazyNumber, name)) for name in ("log", "log1p", "exp", "sqrt")}
 
 
 def as_tokens(returned: Sequence[int] | Tensor) -> tuple[int, ...]:

@@ -93,8 +93,7 @@ def vllm_sampler(
     if target not in (None, "probs", "logits"):
         raise InvalidInput(f"target is {target!r}; give 'probs' or 'logits'.")
     check_call(rejection_sample, [*range(8)], {}, name="vLLM's rejection_sample")
-    if padded and not ragged:
-        raise InvalidInput("padded=True fills the rows that ragged=True cuts; leave ragged=False out.")
+    _check_padded(padded, ragged)
     told = target or ("logits" if _takes_logits(rejection_sample, device) else "probs")
     if constraints is not None and told == "probs":
         raise InvalidInput("constraints gives logits, and this sampler takes probabilities; leave it out.")
@@ -145,6 +144,7 @@ def vllm_runner_sampler(
     block: bool = False,
     drafted: bool = False,
     ragged: bool = True,
+    padded: bool = False,
     device: torch.device | str = "cpu",
 ) -> Sampler:
     """A batched sampler from that of vLLM's newer runner.
@@ -163,24 +163,31 @@ def vllm_runner_sampler(
         drafted: give None for the draft's logits, as for drafts that have none (n-grams); prove it with
             `law=Deterministic`.
         ragged: as for `vllm_sampler`.
+        padded: give the rows that `ragged` cut the full length, with the token -1 and draft logits of 0 at
+            the end, as the runner does with placeholders. Its function must end a row at the first -1.
         device: where the function wants its tensors.
     """
     more = {"use_block_verification": True} if block else {}
     check_call(rejection_sample, [*range(11)], more, name="the rejection_sample of vLLM's newer runner")
+    _check_padded(padded, ragged)
 
     def sampler(case: SamplerCase) -> Tensor:
-        lengths, _ = _drafted_tokens(case, ragged)
+        lengths, kept = _drafted_tokens(case, ragged)
         rows, n = case.draft_tokens.shape
+        tokens = case.draft_tokens.masked_fill(~kept, -1)
+        if padded:
+            lengths = torch.full((rows,), n)
         row = torch.arange(rows, dtype=torch.int32)
         # A request's row of logits follows its last token, then one row follows each drafted token.
         step = torch.arange(n + 1)
         valid = step <= lengths.unsqueeze(1)
-        followed = torch.cat([torch.zeros(rows, 1, dtype=torch.int64), case.draft_tokens], 1)
+        followed = torch.cat([torch.zeros(rows, 1, dtype=torch.int64), tokens], 1)
         requests = row.unsqueeze(1).expand(rows, n + 1)[valid]
         begin = torch.randint(1, 10_000, (rows, 1))
         temperature = torch.tensor([one.temperature for one in case.settings], dtype=torch.float32)
         before_temperature = case.draft_probs.log() * temperature.view(-1, 1, 1)
         draft_logits = torch.where(temperature.view(-1, 1, 1) > 0, before_temperature, case.draft_probs.log())
+        draft_logits = draft_logits.masked_fill(~kept.unsqueeze(-1), 0)
         ends = torch.cat([torch.zeros(1, dtype=torch.int64), (lengths + 1).cumsum(0)]).to(torch.int32)
         sampled, count = rejection_sample(
             case.target_probs.log()[valid].contiguous().to(device),
@@ -200,6 +207,11 @@ def vllm_runner_sampler(
         return sampled.masked_fill(~written, -1).cpu()
 
     return named(sampler, "the rejection sampler of vLLM's newer runner")
+
+
+def _check_padded(padded: bool, ragged: bool) -> None:
+    if padded and not ragged:
+        raise InvalidInput("padded=True fills the rows that ragged=True cuts; leave ragged=False out.")
 
 
 def _drafted_tokens(case: SamplerCase, ragged: bool) -> tuple[Tensor, Tensor]:
