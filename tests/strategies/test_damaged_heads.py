@@ -191,7 +191,7 @@ def test_a_missing_shard_is_named(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "shards"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(described))
-    places = {}
+    places = dict[str, str]()
     for number, part in enumerate((list(stored)[::2], list(stored)[1::2]), 1):
         file = f"model-0000{number}-of-00002.safetensors"
         save_file({key: stored[key].contiguous() for key in part}, folder / file)

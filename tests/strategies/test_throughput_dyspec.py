@@ -130,8 +130,15 @@ def test_it_keeps_up_with_the_best_fixed_tree_and_with_ordinary_decoding(
 
 def learnt(rate: float, *, rounds: float = 40.0, time: float = 1.0, tokens: float = 1.0) -> AcceptanceHistory:
     """A history in which children of every kind were accepted at `rate`."""
-    counts = [(value,) * size for size in (RANKS * BINS, DEPTHS) for value in (rounds, rate * rounds)]
-    return AcceptanceHistory(*counts, tokens=tokens * rounds, time=time * rounds)
+    kinds, accepted = RANKS * BINS, rate * rounds
+    return AcceptanceHistory(
+        (rounds,) * kinds,
+        (accepted,) * kinds,
+        (rounds,) * DEPTHS,
+        (accepted,) * DEPTHS,
+        tokens=tokens * rounds,
+        time=time * rounds,
+    )
 
 
 def nodes_of(
