@@ -99,6 +99,10 @@ def generate(
         list[Path] | None,
         typer.Option(exists=True, dir_okay=False, help="The same with sound."),
     ] = None,
+    video: Annotated[
+        list[Path] | None,
+        typer.Option(exists=True, dir_okay=False, help="The same with a video."),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -251,6 +255,7 @@ def generate(
             "--prompt-file": prompt_file,
             "--image": image,
             "--audio": audio,
+            "--video": video,
             "--json": as_json,
             "--trace": trace_file,
             "--chat": chat,
@@ -265,9 +270,12 @@ def generate(
     if trace_file is not None:
         check_writable(trace_file)
     conversations = _conversations(prompt_file) if chat and not prompt else None
-    if conversations is not None and (image or audio):
-        raise InvalidInput("--image and --audio are for --prompt; leave them out with a file of messages.")
-    if (image or audio) and not prompt and prompt_file is None:
+    files = image or audio or video
+    if conversations is not None and files:
+        raise InvalidInput(
+            "--image, --audio and --video are for --prompt; leave them out with a file of messages."
+        )
+    if files and not prompt and prompt_file is None:
         texts = [""]  # a model that writes what it hears needs no words
     else:
         texts = _prompts(prompt or [], prompt_file) if conversations is None else []
@@ -281,6 +289,7 @@ def generate(
             texts,
             images=image or (),
             sounds=audio or (),
+            videos=video or (),
             chat=chat,
             trust_remote_code=trust_remote_code,
         )

@@ -1,4 +1,4 @@
-"""Prompts of `draftwood generate` with images or sound, and the sources of encoder-decoders."""
+"""Prompts of `draftwood generate` with images, sound or videos, and the sources of encoder-decoders."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ def model_prompt(
     *,
     images: Sequence[Path] = (),
     sounds: Sequence[Path] = (),
+    videos: Sequence[Path] = (),
     chat: bool = False,
     trust_remote_code: bool = False,
 ) -> ModelPrompt | None:
     """Returns the prompts of a target that reads more than tokens; None for a text of any other target.
 
-    With one text, it gets all images and sounds; with several, each gets one of each.
+    With one text, it gets all files; with several, each gets one of each kind.
 
     Args:
         loaded: the target and its tokenizer.
-        name: folder or hub name of the target, whose processor prepares images and sound.
+        name: folder or hub name of the target, whose processor prepares the files.
         texts: of the prompts.
         images: files.
         sounds: files.
+        videos: files.
         chat: whether each text is a user's message, for the processor's chat template.
         trust_remote_code: whether the processor may run its own code.
 
     Raises:
-        InvalidInput: files that the target or its processor does not read.
+        InvalidInput: files that the target or its processor does not read, or packages that reading needs.
     """
-    model, kinds = loaded.target.model, {"image": images, "audio": sounds}
+    model, kinds = loaded.target.model, {"image": images, "audio": sounds, "video": videos}
     given = [kind for kind, files in kinds.items() if files]
     modalities = getattr(model, "input_modalities", ("text",))
     for kind in given:
@@ -62,6 +64,13 @@ def model_prompt(
         inputs = _inputs(processor, texts, by_text, chat=chat)
     except DraftwoodError:
         raise
+    except ImportError as error:
+        options = " and ".join(f"--{kind}" for kind in given)
+        raise InvalidInput(
+            f"Reading files of {options} needs packages that are not installed "
+            f"({first_line(error).rstrip('.')}); install draftwood[media] for images and sound, and for "
+            "videos what is named."
+        ) from error
     except Exception as error:  # files and processors fail in any way
         raise InvalidInput(
             f"The processor of {name} does not prepare this prompt ({first_line(error)}); check files and "
@@ -96,7 +105,11 @@ def _inputs(
 
     extractor = getattr(processor, "feature_extractor", None)
     rate = getattr(extractor, "sampling_rate", 16000)
-    read: dict[str, Any] = {"image": load_image, "audio": lambda file: load_audio(file, rate)}
+    read: dict[str, Any] = {
+        "image": load_image,
+        "audio": lambda file: load_audio(file, rate),
+        "video": str,  # the processor chooses the frames
+    }
     loaded = [
         {kind: [read[kind](str(file)) for file in files] for kind, files in one.items()} for one in by_text
     ]
@@ -121,6 +134,8 @@ def _inputs(
         more["images"] = [one["image"] for one in loaded]
     if "audio" in loaded[0]:
         more |= {"audio": [sound for one in loaded for sound in one["audio"]], "sampling_rate": rate}
+    if "video" in loaded[0]:
+        more["videos"] = [video for one in loaded for video in one["video"]]
     if any(texts):
         more["text"] = [
             _with_places(processor, text, {kind: len(files) for kind, files in one.items()})

@@ -80,16 +80,52 @@ def given_keys(
                 f"Layer {number} of past_key_values has read {read} tokens and the first one {columns}; "
                 "leave it out."
             )
-        if len(keys) != len(lengths):
-            raise InvalidInput(
-                f"past_key_values holds {len(keys)} rows and {len(lengths)} were given; give one text for "
-                "each."
-            )
+        _check_rows(len(keys), lengths)
         # A static layer has room for columns to come. A window has dropped columns that no later token sees.
         held = min(columns, keys.shape[2])
         index = column - (columns - held)
         pieces.append((_picked(keys[:, :, :held], index), _picked(values[:, :, :held], index)))
     return pieces
+
+
+def is_own_kind(cache: Any, own: Cache) -> bool:
+    """Returns whether every layer of a cache is of the class that the model's `own` empty cache has there."""
+    return [*map(type, getattr(cache, "layers", ()))] == [*map(type, own.layers)]
+
+
+def check_rows(cache: Cache, lengths: Sequence[int]) -> None:
+    """Raise `InvalidInput` where a filled cache holds other rows than these."""
+    for layer in cache.layers:
+        states = [getattr(layer, "keys", None), *_states_of(layer)]
+        for one in states:
+            if one is not None and one.numel():
+                _check_rows(len(one), lengths)
+
+
+def refuse_states(cache: Any) -> None:
+    """Raise `InvalidInput` for a cache whose recurrent states `given_keys` would leave out."""
+    for number, layer in enumerate(getattr(cache, "layers", ())):
+        if _states_of(layer):
+            raise InvalidInput(
+                f"Layer {number} of past_key_values is a {type(layer).__name__} with recurrent states, and "
+                "the model keeps others; give a cache that the model made, or leave it out."
+            )
+
+
+def _states_of(layer: Any) -> list[Tensor]:
+    found = [
+        state
+        for name in ("conv_states", "recurrent_states")
+        for state in (getattr(layer, name, None) or {}).values()
+    ]
+    return [state for state in found if state is not None]
+
+
+def _check_rows(held: int, lengths: Sequence[int]) -> None:
+    if held != len(lengths):
+        raise InvalidInput(
+            f"past_key_values holds {held} rows and {len(lengths)} were given; give one text for each."
+        )
 
 
 def _attends(layer: Any) -> bool:

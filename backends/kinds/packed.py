@@ -113,7 +113,16 @@ class PackedBackend(PackedPasses):
             )
             validation.check_lengths(read.lengths, longest=self.max_length)
             given = joined_inputs(self._given, have, read.inputs.keep(range(more)), more)
-            self._append(read.cache, read.lengths, seen=read.seen)
+            try:
+                self._append(read.cache, read.lengths, seen=read.seen)
+            except InvalidInput as error:
+                if filled_cache(prompt.inputs) is not None:
+                    raise
+                raise UnsupportedModel(
+                    f"After this prompt, {type(self.model).__name__} keeps a cache that draft trees cannot "
+                    "go on from, such as the keys of an image for its own layers; decode without "
+                    "custom_generate=."
+                ) from error
             if states is not None:
                 states.settle(states.joined(have, more))
             self._region = Region.empty(have + more)

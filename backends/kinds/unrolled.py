@@ -12,10 +12,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from draftwood.backends.kinds.given_keys import given_keys
+from draftwood.backends.kinds.given_keys import check_rows, given_keys, is_own_kind, refuse_states
 from draftwood.backends.model.features import Pieces
 from draftwood.backends.model.model_backend import ModelBackend
-from draftwood.backends.model.model_cache import cache_of_row, empty_cache, inputs_of_row, written_layers
+from draftwood.backends.model.model_cache import (
+    cache_of_row,
+    columns_of,
+    empty_cache,
+    inputs_of_row,
+    written_layers,
+)
 from draftwood.backends.model.prompt_check import check_behind
 from draftwood.backends.model.prompt_reading import read_prompt
 from draftwood.backends.nodes import validation
@@ -147,7 +153,7 @@ class UnrolledBackend(ModelBackend):
             )
 
     def take_over(self, cache: Any, lengths: Sequence[int]) -> None:
-        """Take over a cache of attention layers, as `StateBackend.take_over` says.
+        """Take over a cache, as `StateBackend.take_over` says: any that the model makes itself.
 
         Raises:
             InvalidInput: a cache that cannot be read, or a row beyond `max_length`.
@@ -161,6 +167,10 @@ class UnrolledBackend(ModelBackend):
             )
         validation.check_lengths(lengths, longest=self.max_length)
         with guarded_pass(len(self._rows) + len(lengths)):
+            if is_own_kind(cache, self._new_cache(prompt=1)):
+                self._rows += self._whole_rows(cache, lengths)
+                return
+            refuse_states(cache)
             pieces = given_keys(cache, lengths)
             caches = [self._new_cache(prompt=length + 1) for length in lengths]
             for row, (own, length) in enumerate(zip(caches, lengths, strict=True)):
@@ -169,6 +179,20 @@ class UnrolledBackend(ModelBackend):
                         keys, values = (states[row, None, :, :length] for states in piece)
                         own.update(keys, values, layer)
         self._rows += [UnrolledRow(own, length) for own, length in zip(caches, lengths, strict=True)]
+
+    def _whole_rows(self, cache: Cache, lengths: Sequence[int]) -> list[UnrolledRow]:
+        """Rows with their part of a cache of the model's own kind, whatever its layers keep."""
+        check_rows(cache, lengths)
+        columns = columns_of(cache, otherwise=max(lengths, default=0))
+        seen = torch.arange(columns) >= columns - torch.tensor(lengths)[:, None]
+        return [
+            UnrolledRow(
+                self._copied(cache, copies=1, index=row),
+                length,
+                seen=None if bool(seen[row].all()) else seen[row],
+            )
+            for row, length in enumerate(lengths)
+        ]
 
     def read_prompt(self, prompt: ModelPrompt) -> Float[Tensor, "rows vocab"]:
         """Append rows that the model's own forward reads, as `StateBackend.read_prompt` says.

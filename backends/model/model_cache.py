@@ -30,6 +30,14 @@ def written_layers(cache: Cache) -> list[Any]:
     return layers
 
 
+def columns_of(cache: Any, *, otherwise: int) -> int:
+    """Returns the columns that a cache holds, padding included; `otherwise` if all layers are recurrent."""
+    try:
+        return int(cache.get_seq_length())
+    except ValueError:
+        return otherwise
+
+
 def cache_of_row(cache: Cache, index: int, *, copies: int, device: torch.device) -> Cache:
     """Returns row `index` of `cache`, `copies` times, in new tensors; keys of a source are shared."""
     if isinstance(cache, EncoderDecoderCache):

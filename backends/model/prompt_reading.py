@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache
 from transformers.utils import ModelOutput
 
 from draftwood.backends.model.features import Features, Pieces
-from draftwood.backends.model.model_cache import copied_inputs
+from draftwood.backends.model.model_cache import columns_of, copied_inputs
 from draftwood.backends.nodes.row_inputs import RowInputs
 from draftwood.backends.structure.forward import cache_argument, decoder_prefix, input_device
 from draftwood.base.errors import InvalidInput, UnsupportedModel
@@ -71,7 +71,7 @@ class PromptForward:
         caches = (name for name, value in self._kwargs.items() if isinstance(value, Cache))
         name, self._cached = next(caches, cache_argument(module)), 0
         if (given := filled_cache(self._kwargs)) is not None:
-            cache, self._cached = copy.deepcopy(given), _columns(given, otherwise=0)
+            cache, self._cached = copy.deepcopy(given), columns_of(given, otherwise=0)
         if prompt.encoded:  # some models add to it in place, and it may be read again
             self._kwargs["encoder_outputs"] = copied_inputs(self._kwargs["encoder_outputs"])
         self._kwargs |= {name: cache, "use_cache": True}
@@ -137,7 +137,7 @@ def read_prompt(
             "this prompt, as where PEFT puts learnt tokens before each of them; decode without "
             "custom_generate=."
         )
-    columns = _columns(forward.cache, otherwise=prompt.columns)
+    columns = columns_of(forward.cache, otherwise=prompt.columns)
     if not columns:
         raise UnsupportedModel(
             f"{type(module).__name__} keeps no cache of such a prompt; decode without custom_generate=."
@@ -166,14 +166,6 @@ def _source_inputs(step: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Tensor | ModelOutput | tuple | list)
         and name not in ("decoder_input_ids", "decoder_attention_mask", "decoder_position_ids")
     }
-
-
-def _columns(cache: Any, *, otherwise: int) -> int:
-    """Columns that a cache holds, padding included; `otherwise` where only recurrent layers keep anything."""
-    try:
-        return int(cache.get_seq_length())
-    except ValueError:
-        return otherwise
 
 
 def _seen(mask: Tensor | None, rows: int, columns: int) -> Tensor:

@@ -216,7 +216,7 @@ def small(
         own = text and name in (writes or WHOLE)
         if own or cut:
             changed[name] = small(
-                part, overrides.get(name, overrides) if own else {}, reach=reach, text=own, cut=cut
+                part, overrides.get(name, overrides if own else {}), reach=reach, text=own, cut=cut
             )
     known = set(inspect.signature(type(config).__init__).parameters)
     depth = next((n for n in DEPTHS if isinstance(getattr(config, n, None), int)), None)
@@ -250,7 +250,8 @@ def small(
         missing = {"head_dim": HEAD} if not writes and own.get("head_dim", 0) is None else {}
         here = {name: value for name, value in overrides.items() if name in own and name not in parts}
         here |= dict.fromkeys(REACHES & here.keys(), reach)
-        changed |= missing | here | overrides.get("more", {})
+        changed |= missing | here
+    changed |= overrides.get("more", {})
     if "is_decoder" in known and not parts and not config.is_encoder_decoder:
         changed["is_decoder"] = True
     return type(config)(
@@ -283,6 +284,7 @@ def build(
     reach: int,
     classes: Mapping[str, Any] | None = None,
     more: Mapping[str, Any] | None = None,
+    parts: Collection[str] = (),
 ) -> Any:
     """A model of `family`, or of a variant, with random weights, in evaluation mode and single precision.
 
@@ -291,6 +293,7 @@ def build(
         reach: tokens of every window, chunk, scale and switch.
         classes: names of classes by family; default: the first of transformers' classes that write text.
         more: what else the configuration is to say.
+        parts: configurations of parts that the defaults of its class leave out.
     """
     torch.manual_seed(7)
     family, overrides = VARIANTS.get(family, (family, GIVEN.get(family, {})))
@@ -299,7 +302,7 @@ def build(
     # Where the other parts of a composite model cannot be made narrow, they are made short, or left.
     for cut in (OTHER, {"out_hidden_size", "text_hidden_size"}, ()):
         try:
-            model = _built(family, overrides, reach, cut, mappings)
+            model = _built(family, overrides, reach, cut, mappings, parts)
             break
         except Exception:
             if not cut:
@@ -321,8 +324,10 @@ def _built(
     reach: int,
     cut: Collection[str],
     mappings: Sequence[Mapping[str, Any]],
+    parts: Collection[str],
 ) -> Any:
-    config = small(CONFIG_MAPPING[family](), overrides, reach=reach, cut=cut)
+    whole = CONFIG_MAPPING[family](**{name: {} for name in parts})
+    config = small(whole, overrides, reach=reach, cut=cut)
     name = next(mapping[family] for mapping in mappings if family in mapping)
     kind: Any = getattr(hf, name if isinstance(name, str) else name[0])
     if not isinstance(config, kind.config_class):

@@ -16,7 +16,7 @@ import transformers as hf
 from torch import Tensor
 from transformers.models.auto import modeling_auto
 
-from benchmarks.research.families_models import VOCAB, build
+from benchmarks.research.families_models import VOCAB, WIDTH, build
 
 Inputs = dict[str, Any]
 Form = Callable[[Any, torch.Generator], Iterator[Inputs]]
@@ -24,6 +24,15 @@ Form = Callable[[Any, torch.Generator], Iterator[Inputs]]
 IMAGE, VIDEO, SOUND, MARK = VOCAB - 6, VOCAB - 5, VOCAB - 4, VOCAB - 3
 """Tokens that stand for a part of an image, a video or sound, and one that marks where these begin or end."""
 
+_LLAMA4_EYE = {
+    "intermediate_size": 4 * WIDTH,  # four neighbouring patches are one
+    **dict.fromkeys(("projector_input_dim", "projector_output_dim", "vision_output_dim"), WIDTH),
+    "image_size": 56,
+}
+_SPEECH = {
+    "encoder_config": {"more": {"hidden_dim": WIDTH, "num_heads": 4, "dim_head": 16, "context_size": 20}},
+    "projector_config": {"more": {"encoder_hidden_size": WIDTH, "num_attention_heads": 4}},
+}
 SMALL_IMAGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gemma3 shieldgemma2", {"mm_tokens_per_image": 4}),
     ("aria", {"projector_patch_to_query_dict": {49: 8}}),
@@ -32,9 +41,15 @@ SMALL_IMAGES: tuple[tuple[str, dict[str, Any]], ...] = (
         {"image_grid_pinpoints": [[224, 448]], "vision_aspect_ratio": "anyres"},
     ),
     ("vipllava", {"vision_feature_layers": [-1, -2]}),
+    ("kimi_k25", {"projection_hidden_size": WIDTH}),
+    ("granite_speech granite_speech_plus", _SPEECH),
+    ("llama4", {"vision_config": {"more": _LLAMA4_EYE}}),
 )
 GIVEN = {family: options for families, options in SMALL_IMAGES for family in families.split()}
 """Further options of a family's configuration, so that small images are read."""
+
+PARTS = {"gemma4": ("vision_config",), "gemma4_unified": ("vision_config",)}
+"""Parts that read images, which the defaults of a family's configuration leave out."""
 
 _PLACEHOLDER = re.compile(r"(image|img|video|audio|speech|vision|sound|media)\w*_token(_id|_index)?$")
 _SIZES = (28, 32, 56, 64, 112, 224)
@@ -49,7 +64,8 @@ def pictured_families() -> list[str]:
 def build_pictured(family: str, *, reach: int) -> Any:
     """A tiny model of `family`, with placeholders inside its vocabulary."""
     classes = modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
-    return with_placeholders(build(family, reach=reach, classes=classes, more=GIVEN.get(family)))
+    more, parts = GIVEN.get(family), PARTS.get(family, ())
+    return with_placeholders(build(family, reach=reach, classes=classes, more=more, parts=parts))
 
 
 def with_placeholders(model: Any) -> Any:
@@ -112,6 +128,7 @@ def _images(model: Any, chance: torch.Generator) -> Iterator[Inputs]:
         sizes = torch.tensor([[size, size]] * 2)
         yield {"pixel_values": pixels}
         yield {"pixel_values": pixels, "image_sizes": sizes}
+        yield {"pixel_values": pixels, "pixel_attention_mask": torch.ones(2, size, size, dtype=torch.int64)}
         fine = torch.nn.functional.interpolate(pixels, size=1024)
         yield {"pixel_values": pixels, "high_res_pixel_values": fine}
         for crops in (1, 2, 3, 4, 5):
@@ -151,6 +168,10 @@ def _patches(model: Any, chance: torch.Generator) -> Iterator[Inputs]:
         }
         across, down = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="xy")
         places = torch.stack([across.flatten(), down.flatten()], -1).expand(2, -1, -1)
+        yield {"pixel_values": rows, "image_position_ids": places}
+        # Some take several patches as one.
+        wide = patch * _number(eye, "pooling_kernel_size", otherwise=1)
+        rows = torch.randn(2, side * side, channels * wide * wide, generator=chance)
         yield {"pixel_values": rows, "image_position_ids": places}
 
 

@@ -197,9 +197,18 @@ def families() -> str:
 
 def families_refused() -> str:
     """Returns a table with one row for every refused family, with the message of `load` or transformers."""
+    return _messages(_families("refused", "no text alone", "not built"))
+
+
+def prompts_refused(name: str) -> str:
+    """Returns a table with one row for every family of a file that is not supported, with its message."""
+    return _messages([line for line in _rows(name) if line["result"] != "served" and line["reason"]])
+
+
+def _messages(lines: Iterable[Mapping[str, str]]) -> str:
     rows = [
         f"| `{line['family']}` | {line['result']} | {line['reason'].replace('|', '/').replace('<', '(')} |"
-        for line in _families("refused", "no text alone", "not built")
+        for line in lines
     ]
     return "\n".join(["| family | | message |", "|---|---|---|", *rows])
 
@@ -367,6 +376,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "families_counts": families_counts,
     "families_images": families_images,
     "families_images_counts": families_images_counts,
+    "families_images_refused": lambda: prompts_refused("families-images.csv"),
+    "families_encoder_decoders_refused": lambda: prompts_refused("families-encoder-decoders.csv"),
     "families_encoder_decoders": families_encoder_decoders,
     "families_encoder_decoders_counts": families_encoder_decoders_counts,
     "transformers_tests": transformers_tests,

@@ -101,6 +101,7 @@ class CustomGenerate:
     _decoder: SpeculativeDecoder | None = attrs.field(default=None, init=False)
     _model: Any = attrs.field(default=None, init=False)
     _structure: Any = attrs.field(default=None, init=False)
+    _text_refused: tuple[Any, Any] | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         watch(type(self))
@@ -159,6 +160,7 @@ class CustomGenerate:
                 generation_config,
                 source=inputs_tensor,
                 reads_padding=lambda: self._decoder_of(model, by_forward=False).target.reads_padding,
+                decodes_text=lambda: self._decodes_text(model),
             )
             if streamer is not None and len(input_ids) > 1:
                 raise InvalidInput(
@@ -287,6 +289,16 @@ class CustomGenerate:
             )
             self._model, self._structure = model, structure
         return self._decoder
+
+    def _decodes_text(self, model: Any) -> bool:
+        """Returns whether a backend reads a text of `model` token by token."""
+        key = model, ModelKey.of(model).structure
+        if self._text_refused != key:
+            try:
+                self._decoder_of(model, by_forward=False)
+            except UnsupportedModel:
+                self._text_refused = key
+        return self._text_refused != key
 
     def _target_of(self, model: Any, *, by_forward: bool) -> Any:
         try:

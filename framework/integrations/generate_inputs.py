@@ -32,6 +32,7 @@ def prompt_of(
     *,
     source: Tensor | None,
     reads_padding: Callable[[], bool],
+    decodes_text: Callable[[], bool],
 ) -> ModelPrompt | None:
     """Returns the prompt of a call that gives more than a text, or hides tokens of it; None for a text.
 
@@ -45,6 +46,8 @@ def prompt_of(
         config: the prepared `GenerationConfig`.
         source: the main input of the call, which an encoder has read.
         reads_padding: asked about padded texts; see `StateBackend`.
+        decodes_text: asked about texts of models that also read images, videos or sound, and may read text in
+            both directions: whether trees read a text as the model does.
 
     Raises:
         InvalidInput: names what was given, and cannot be read.
@@ -56,6 +59,8 @@ def prompt_of(
     more = _more_than_text(call, model, model_kwargs, ids)
     if _has_virtual_tokens(model):
         more.append("PEFT's learnt tokens")
+    if not more and takes_more_than_text(model) and not decodes_text():
+        more.append("text that the model reads otherwise than it writes")
     mask = model_kwargs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.all()):
         if has_holes(mask):

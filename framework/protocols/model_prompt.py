@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from draftwood.base.errors import InvalidInput
+from draftwood.base.machine_faults import machine_fault
 
 _PLACEHOLDER = re.compile(r"(image|video|audio|speech|vision|sound|media)\w*_token(_id|_index)?$")
 """Names by which configurations call tokens that stand for images, videos or sound."""
@@ -74,7 +75,9 @@ class ModelPrompt:
                     "generate(custom_generate=...)."
                 ) from None
             prompt = cls.prepared(model, found.ids, found.inputs, given=given, source=read)
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # the code of a family fails in any way
+            if machine_fault(error):
+                raise
             said = " ".join(str(error).split())[:200].rstrip(".")
             raise InvalidInput(
                 f"generate() of {type(model).__name__} does not take these inputs ({said}); give what its "

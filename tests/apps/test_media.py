@@ -1,6 +1,7 @@
 """`draftwood generate` with images, sound, and models that have an encoder."""
 
 import json
+import wave
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import transformers as hf
 from draftwood import zoo
 from draftwood.apps.generate import media
 from tests.backends.attention_models import SMALL, randomised
-from tests.framework.test_text_alone import EYE
+from tests.framework.test_text_alone import EYE, qwen2_5_vl
 
 WRITE = ("--drafter", "prompt-lookup", "--max-new-tokens", 6, "--json")
 
@@ -139,3 +140,136 @@ def test_places_that_a_text_names_are_kept() -> None:
 
     assert media._with_places(Processor(), "Hi", {"image": 2}) == "<image><image>Hi"
     assert media._with_places(Processor(), "See <image>: hi", {"image": 1}) == "See <image>: hi"
+
+
+@pytest.fixture(scope="module")
+def hearing(tmp_path_factory: Any, tokenizer: Any) -> Any:
+    """A folder with a tiny Whisper that hears half a second, and its processor."""
+    folder = tmp_path_factory.mktemp("whisper")
+    torch.manual_seed(3)
+    config = hf.WhisperConfig(
+        vocab_size=len(tokenizer),
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        num_mel_bins=8,
+        max_source_positions=50,
+        max_target_positions=64,
+        **{"pad_token_id": 0, "bos_token_id": 3, "eos_token_id": 2, "decoder_start_token_id": 3},
+    )
+    model = randomised(hf.WhisperForConditionalGeneration(config))
+    model.generation_config.suppress_tokens = model.generation_config.begin_suppress_tokens = None
+    model.save_pretrained(folder)
+    ear = hf.WhisperFeatureExtractor(feature_size=8, chunk_length=1)
+    hf.WhisperProcessor(ear, tokenizer).save_pretrained(folder)
+    return folder
+
+
+def sound_file(file: Any, *, rate: int, pitch: int = 440) -> Any:
+    """A file of half a second of a tone; returns its samples from -1 to 1."""
+    samples = (9000 * np.sin(2 * np.pi * pitch / rate * np.arange(rate // 2))).astype("<i2")
+    with wave.open(str(file), "wb") as written:
+        written.setnchannels(1)
+        written.setsampwidth(2)
+        written.setframerate(rate)
+        written.writeframes(samples.tobytes())
+    return samples.astype(np.float32) / 2**15
+
+
+def heard(folder: Any, samples: Any) -> list[int]:
+    processor = hf.AutoProcessor.from_pretrained(folder)
+    model = hf.WhisperForConditionalGeneration.from_pretrained(folder).eval()
+    inputs = processor(audio=samples, sampling_rate=16000, return_tensors="pt")
+    tokens: list[int] = model.generate(**inputs, max_new_tokens=6, do_sample=False)[0].tolist()
+    return tokens
+
+
+def test_texts_after_sound_are_those_of_generate(printed: Any, hearing: Any, tmp_path: Any) -> None:
+    files = [tmp_path / f"{number}.wav" for number in range(2)]
+    pitches = zip(files, (150, 5000), strict=True)
+    samples = [sound_file(file, rate=16000, pitch=pitch) for file, pitch in pitches]
+    expected = [heard(hearing, one) for one in samples]
+    assert expected[0] != expected[1]
+    for file, tokens in zip(files, expected, strict=True):
+        out = json.loads(printed("generate", "--target", hearing, "--audio", file, *WRITE))
+        assert out["tokens"] == tokens[-len(out["tokens"]) :]
+    slow = tmp_path / "slow.wav"
+    sound_file(slow, rate=8000)  # is brought to the rate that the processor asks for
+    assert json.loads(printed("generate", "--target", hearing, "--audio", slow, *WRITE))["tokens"]
+
+
+def test_a_package_that_reading_needs_is_named(
+    refused: Any, hearing: Any, tmp_path: Any, monkeypatch: Any
+) -> None:
+    file = tmp_path / "one.wav"
+    sound_file(file, rate=16000)
+
+    def missing(*_: Any, **__: Any) -> None:
+        raise ImportError("\nload_audio requires the soundfile library but it was not found.\nInstall it")
+
+    monkeypatch.setattr("transformers.audio_utils.load_audio", missing)
+    said = refused("generate", "--target", hearing, "--audio", file)
+    assert "files of --audio needs packages that are not installed (load_audio requires the sound" in said
+    assert "install draftwood[media]" in said
+
+
+class Watching:
+    """Stands for a processor of videos, whose frames need a package: it takes their files and two frames."""
+
+    video_token = "<image>"
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.asked = tokenizer, list[dict[str, Any]]()
+
+    def __call__(self, *, text: list[str], videos: list[str], **form: Any) -> dict[str, Any]:
+        self.asked.append({"text": text, "videos": videos})
+        inputs: dict[str, Any] = dict(self.tokenizer(text, **form))
+        place = self.tokenizer.convert_tokens_to_ids(self.video_token)
+        frames = [torch.full((4, 3 * 2 * 14 * 14), float(sum(file.encode()))).cos() for file in videos]
+        return inputs | {
+            "pixel_values_videos": torch.cat(frames),
+            "video_grid_thw": torch.tensor([[1, 2, 2]] * len(videos)),
+            "mm_token_type_ids": 2 * (inputs["input_ids"] == place).long(),
+        }
+
+
+def test_videos_go_to_the_processor(
+    printed: Any, refused: Any, tmp_path: Any, tokenizer: Any, seeing: Any, monkeypatch: Any
+) -> None:
+    torch.manual_seed(3)
+    place, folder = tokenizer.convert_tokens_to_ids("<image>"), tmp_path / "qwen"
+    model = randomised(qwen2_5_vl(place - 1, vocab_size=len(tokenizer), eos_token_id=None, pad_token_id=0))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    processor = Watching(tokenizer)
+    monkeypatch.setattr(media, "_processor", lambda *_: processor)
+    files = [tmp_path / f"{number}.mp4" for number in range(2)]
+    for file in files:
+        file.write_bytes(b"frames")
+
+    def plain(text: str, *videos: Any) -> list[int]:
+        inputs = processor(text=[text], videos=[str(file) for file in videos], return_tensors="pt")
+        out = model.generate(**inputs, max_new_tokens=6, do_sample=False, pad_token_id=0)
+        tokens: list[int] = out[0, inputs["input_ids"].shape[1] :].tolist()
+        return tokens
+
+    both = [word for file in files for word in ("--video", file)]
+    asked: tuple[Any, ...] = ("generate", "--target", folder, "--prompt", "Hi")
+    one = json.loads(printed(*asked, "--video", files[0], *WRITE))
+    assert one["tokens"] == plain("<image>Hi", files[0])
+    assert one["tokens"] != plain("<image>Hi", files[1])
+    two = json.loads(printed(*asked[:-1], "<image> and <image>", *both, *WRITE))
+    assert two["tokens"] == plain("<image> and <image>", *files)
+    said = refused(*asked, *both)  # side by side they are one video for the model
+    assert "does not take these inputs (shape mismatch" in said
+    rows = printed(*asked, *both, "--prompt", "Dear Sir", *WRITE)
+    assert [json.loads(row)["tokens"] for row in rows.splitlines()] == [
+        plain("<image>Hi", files[0]),
+        plain("<image>Dear Sir", files[1]),
+    ]
+    said = refused("generate", "--target", seeing, "--video", files[0], "--prompt", "Hi")
+    assert "LlavaForConditionalGeneration reads no video; leave --video out" in said

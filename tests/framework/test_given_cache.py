@@ -8,8 +8,10 @@ import transformers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.research.families_models import build
 from draftwood import InvalidInput, SpeculativeDecoder, UnsupportedModel
 from draftwood.backends.kinds.given_keys import given_keys
+from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from tests.cache_names import cache_name
 from tests.framework.test_turns import PARTS, Read, cache_of, loop, written
 from tests.generate_fuzz.models import VOCAB, model
@@ -108,6 +110,49 @@ def test_models_whose_caches_are_not_read_say_so(kind, error, message):
     assert torch.equal(
         target.generate(ids, **OPTIONS, custom_generate=loop()), target.generate(ids, **OPTIONS)
     )
+
+
+@pytest.mark.parametrize("family", ["lfm3", "zaya", "deepseek_v4"])
+def test_models_that_run_path_by_path_go_on_from_whatever_their_caches_keep(family):
+    """Recurrent states, indices and compressed keys, which are not only keys and values."""
+    target, speculative = build(family, reach=8), loop(PromptLookup(96))
+    ids = torch.randint(5, 90, (2, 14), generator=torch.Generator().manual_seed(1))
+    options, name = {**OPTIONS, "pad_token_id": 0, "eos_token_id": None}, cache_name(target)
+
+    def cache_behind(rows):
+        asked = {"max_new_tokens": 1, "return_dict_in_generate": True}
+        return cache_of(target.generate(rows[:, :8], **{**options, **asked}))
+
+    for rows in (ids[:1], ids):
+        plain = target.generate(rows, **options, **{name: cache_behind(rows)})
+        assert torch.equal(plain, target.generate(rows, **options))
+        given = cache_behind(rows)
+        for _ in range(2):  # the given one is not changed
+            ours = target.generate(rows, **options, **{name: given}, custom_generate=speculative)
+            assert torch.equal(ours, plain)
+    first = target.generate(
+        ids[:1],
+        **options,
+        **{name: cache_behind(ids[:1])},
+        return_dict_in_generate=True,
+        custom_generate=speculative,
+    )
+    more = torch.cat([first.sequences, ids[1:, :3]], 1)
+    second = target.generate(more, **options, **{name: cache_of(first)}, custom_generate=speculative)
+    assert torch.equal(second, target.generate(more, **options))
+    with pytest.raises(InvalidInput, match="past_key_values holds 2 rows and 1 were given"):
+        target.generate(ids[:1], **options, **{name: cache_behind(ids)}, custom_generate=speculative)
+
+
+def test_recurrent_states_are_never_left_out():
+    """A cache of other layers than the model's own is only read where it holds keys and values."""
+    target, made = build("lfm3", reach=8), build("lara_mini", reach=8)
+    ids = torch.tensor([PARTS[0]])
+    cache = hf.DynamicCache(config=made.config)
+    with torch.no_grad():
+        made(ids[:, :3], **{cache_name(made): cache})
+    with pytest.raises(InvalidInput, match="Layer with recurrent states, and the model"):
+        target.generate(ids, **OPTIONS, **{cache_name(target): cache}, custom_generate=loop(PromptLookup(96)))
 
 
 def test_caches_that_cannot_be_read_say_so():

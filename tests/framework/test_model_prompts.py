@@ -14,6 +14,7 @@ from draftwood import (
     custom_generate,
     load,
 )
+from draftwood.backends.kinds import packed
 from draftwood.backends.model import prompt_check
 from draftwood.backends.nodes.row_inputs import RowInputs
 from draftwood.protocols.model_prompt import ModelPrompt
@@ -249,6 +250,21 @@ def test_passes_that_differ_after_a_prompt_are_refused(monkeypatch):
     with pytest.raises(UnsupportedModel, match="differ from its own decoding"):
         model.generate(**pictured("qwen2_5_vl"), **PLAIN, custom_generate=loop)
     assert not load(model).lengths
+
+
+def test_caches_that_hold_images_apart_are_refused(monkeypatch, speculative):
+    """Layers that only see an image, as Mllama's, hold other columns than those of the text."""
+    model, read = made("llava"), packed.read_prompt
+
+    def with_an_image_layer(*args, **options):
+        found = read(*args, **options)
+        layer = found.cache.layers[1]
+        layer.keys, layer.values = layer.keys.repeat(1, 1, 3, 1), layer.values.repeat(1, 1, 3, 1)
+        return found
+
+    monkeypatch.setattr(packed, "read_prompt", with_an_image_layer)
+    with pytest.raises(UnsupportedModel, match="After this prompt, LlavaForConditionalGeneration keeps a"):
+        model.generate(**pictured("llava"), **PLAIN, custom_generate=speculative)
 
 
 def test_a_kind_of_prompt_is_compared_once(monkeypatch, speculative):

@@ -6,8 +6,10 @@ import pytest
 import torch
 import transformers as hf
 
-from draftwood import custom_generate, load
+from benchmarks.research.pictured_models import build_pictured
+from draftwood import UnsupportedModel, custom_generate, load
 from draftwood.backends.loading.loader import load_model
+from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from tests.backends.attention_models import SMALL, VOCAB, randomised, tiny
@@ -116,3 +118,15 @@ def test_positions_that_count_tokens_are_text(speculative):
     plain = model.generate(**options(1))
     counted = torch.arange(19).expand(4, 1, -1)
     assert torch.equal(model.generate(**options(1), position_ids=counted, custom_generate=speculative), plain)
+
+
+def test_a_text_that_is_read_in_both_directions(speculative):
+    """PaliGemma sees all of a text before it writes, so its own forward reads it."""
+    model = build_pictured("paligemma", reach=32)
+    model.generation_config = hf.GenerationConfig(pad_token_id=1, eos_token_id=5)
+    with pytest.raises(UnsupportedModel, match="cannot continue from its own cache"):
+        load(model)
+    loop = custom_generate(drafter=PromptLookup(96), policy=LayeredDySpec(8), verifier=RecursiveRejection())
+    for given in (options(1), options(2)):
+        plain = model.generate(**given)
+        assert torch.equal(model.generate(**given, custom_generate=loop), plain)
