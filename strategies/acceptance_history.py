@@ -1,4 +1,4 @@
-"""How often a row's drafted children were accepted, and what that says of the next ones."""
+"""Counts of a row's accepted children, and the rates that these give for the next ones."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class AcceptanceHistory:
 
     Attributes:
         judged: children, by rank and bin of their probability: `RANKS * BINS` numbers, flat.
-        accepted: those of them that were accepted.
+        accepted: the accepted ones among them.
         first_judged: first children, by depth: `DEPTHS` numbers.
-        first_accepted: those of them that were accepted.
+        first_accepted: the accepted ones among them.
         tokens: emitted.
         time: of the rounds, in rounds of ordinary decoding of the same rows.
     """
@@ -117,7 +117,7 @@ class AcceptanceRates:
 
     @classmethod
     def of(cls, histories: Sequence[AcceptanceHistory]) -> list[AcceptanceRates]:
-        """Returns each row's rates; a row that has judged little has nearly those of all rows together."""
+        """Returns each row's rates; a row that has judged little has nearly the rates of all rows together."""
         fields = ("judged", "accepted", "first_judged", "first_accepted")
         counts = [np.array([getattr(one, name) for one in histories]) for name in fields]
         counts[:2] = [of.reshape(-1, RANKS, BINS) for of in counts[:2]]

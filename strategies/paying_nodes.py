@@ -1,4 +1,4 @@
-"""Which nodes of all rows' trees are worth their time, layer by layer."""
+"""Choice of the nodes that are worth their time, over all rows and layer by layer."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class PayingNodes:
         self._offered[row] = slots
 
     def _reached_rate(self, histories: Sequence[AcceptanceHistory]) -> float:
-        """Returns the tokens a second that were reached, and at least those of ordinary decoding."""
+        """Returns the tokens a second that were reached, and at least the rate of ordinary decoding."""
         chains = np.arange(1, min(self.depth + 1, len(self._passes)))
         tokens = 1 + np.cumsum(USUAL[0] ** chains)
         times = (self._passes[chains] + chains * self._calls[0]) / self._passes[0]

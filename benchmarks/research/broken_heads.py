@@ -107,7 +107,7 @@ def broken_heads(
 
 @attrs.frozen(eq=False)
 class Result:
-    """What `check-head` says of a head, and how likely it finds the target's tokens in each text."""
+    """The verdict of `check-head` on a head, and how likely it finds the target's tokens in each text."""
 
     grade: str
     sentence: str

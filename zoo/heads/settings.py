@@ -238,7 +238,7 @@ def compared(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, depths:
 
 
 def _moved(text: KnownText, back: int) -> KnownText:
-    """Returns the text with the features of each place exchanged for those of `back` places before it."""
+    """Returns the text with the features of each place exchanged for the features `back` places before it."""
     return attrs.evolve(text, features=text.features.roll(back, 1)) if back else text
 
 

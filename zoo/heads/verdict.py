@@ -167,7 +167,7 @@ def _cause(
 
 
 def _flat_norm(head: CheckedHead) -> str | None:
-    """Returns the name of a norm whose weights are all equal, where those of another one are not."""
+    """Returns the name of a norm whose weights are all equal, where another norm has weights that differ."""
     norms = {
         name: one for name, one in head.named_parameters() if name.endswith("norm.weight") and one.dim() == 1
     }

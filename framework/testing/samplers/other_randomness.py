@@ -16,7 +16,7 @@ from draftwood.testing.samplers.lazy_numbers import LazyChance, LazyNumber
 from draftwood.testing.samplers.lazy_tensors import LazyArray
 
 _MOST_ORDERS = 120
-"""Orders among which one draw may choose, at most: those of five things."""
+"""Orders among which one draw may choose, at most: five things have so many."""
 
 _MOST_TRIALS = 16
 

@@ -318,7 +318,7 @@ class CheckedSampler:
 
 
 def _copied(case: SamplerCase) -> SamplerCase:
-    """Returns the case with tensors of its own: a sampler may write to its arguments, as kernels do."""
+    """Returns a copy of the case with other tensors: a sampler may write to its arguments, as kernels do."""
     return attrs.evolve(
         case,
         target_probs=case.target_probs.clone(),
