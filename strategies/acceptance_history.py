@@ -117,7 +117,7 @@ class AcceptanceRates:
 
     @classmethod
     def of(cls, histories: Sequence[AcceptanceHistory]) -> list[AcceptanceRates]:
-        """Returns each row's rates; a row that has judged little has nearly the rates of all rows together."""
+        """Returns each row's rates; where a row has judged little, they are nearly the rates of all rows."""
         fields = ("judged", "accepted", "first_judged", "first_accepted")
         counts = [np.array([getattr(one, name) for one in histories]) for name in fields]
         counts[:2] = [of.reshape(-1, RANKS, BINS) for of in counts[:2]]
