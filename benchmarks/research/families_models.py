@@ -326,7 +326,8 @@ def _built(
     mappings: Sequence[Mapping[str, Any]],
     parts: Collection[str],
 ) -> Any:
-    whole = CONFIG_MAPPING[family](**{name: {} for name in parts})
+    empty: dict[str, Any] = {name: {} for name in parts}
+    whole = CONFIG_MAPPING[family](**empty)
     config = small(whole, overrides, reach=reach, cut=cut)
     name = next(mapping[family] for mapping in mappings if family in mapping)
     kind: Any = getattr(hf, name if isinstance(name, str) else name[0])

@@ -159,8 +159,9 @@ def hearing(tmp_path_factory: Any, tokenizer: Any) -> Any:
         num_mel_bins=8,
         max_source_positions=50,
         max_target_positions=64,
-        **{"pad_token_id": 0, "bos_token_id": 3, "eos_token_id": 2, "decoder_start_token_id": 3},
     )
+    config.pad_token_id, config.bos_token_id, config.eos_token_id = 0, 3, 2
+    config.decoder_start_token_id = 3
     model = randomised(hf.WhisperForConditionalGeneration(config))
     model.generation_config.suppress_tokens = model.generation_config.begin_suppress_tokens = None
     model.save_pretrained(folder)

@@ -15,7 +15,7 @@ from draftwood import (
     load,
 )
 from draftwood.backends.kinds import packed
-from draftwood.backends.model import prompt_check
+from draftwood.backends.model import prompt_check, prompt_reading
 from draftwood.backends.nodes.row_inputs import RowInputs
 from draftwood.protocols.model_prompt import ModelPrompt
 from draftwood.strategies.policies.chain import Chain
@@ -254,7 +254,8 @@ def test_passes_that_differ_after_a_prompt_are_refused(monkeypatch):
 
 def test_caches_that_hold_images_apart_are_refused(monkeypatch, speculative):
     """Layers that only see an image, as Mllama's, hold other columns than those of the text."""
-    model, read = made("llava"), packed.read_prompt
+    model: Any = made("llava")
+    read: Any = prompt_reading.read_prompt
 
     def with_an_image_layer(*args, **options):
         found = read(*args, **options)

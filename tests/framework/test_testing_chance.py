@@ -229,7 +229,7 @@ def test_unseen_chance_beside_given_uniforms_gives_no_verdict() -> None:
         lambda: stats.norm.cdf(random.gauss(0, 1)),
         lambda: random.sample(range(64), 64)[0] / 64,
         lambda: torch.from_numpy(np.random.rand(1))[0],
-        lambda: torch.rand((), dtype=torch.float64, names=None),
+        lambda: torch.rand((), dtype=torch.float64, names=None),  # type: ignore[call-overload]
         lambda: random.paretovariate(1.0),
         lambda: np.random.laplace(),
     ],
@@ -250,7 +250,7 @@ def test_an_error_of_the_machine_gives_no_verdict() -> None:
 
 def test_an_error_that_the_sampler_makes_by_itself_is_its_fault() -> None:
     def sampler(case):
-        return [int(torch.rand(()) < 0.5) + "1"]
+        return [int(torch.rand(()) < 0.5) + "1"]  # type: ignore[operator]
 
     with pytest.raises(LawBroken, match="raises .TypeError"):
         prove_sampler(sampler, models=PLAIN)

@@ -135,7 +135,7 @@ class LazyArray(np.ndarray[Any, Any]):
         """Returns the place of the smallest."""
         return _places_won(np.asarray(self), axis, largest=False)
 
-    def argsort(self, axis: int = -1, *_: Any, **__: Any) -> Any:
+    def argsort(self, axis: Any = -1, *_: Any, **__: Any) -> Any:
         """Returns the places from the smallest to the largest."""
         return _places_in_order(np.asarray(self), axis, self.shape[axis], largest=False)
 
@@ -310,7 +310,7 @@ def _order(numbers: list[Any], count: int, largest: bool) -> list[int]:
 def _extreme(largest: bool) -> Callable[..., Any]:
     kind = _RETURNED.max if largest else _RETURNED.min
 
-    def extreme(one: LazyTensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    def extreme(one: LazyTensor, dim: Any = None, keepdim: bool = False) -> Any:
         if dim is None or isinstance(dim, Tensor):
             raise CannotEnumerate("The largest or smallest of random numbers is asked for; give samples=.")
         values, places = _first(one, 1, dim, largest)

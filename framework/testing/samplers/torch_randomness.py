@@ -163,7 +163,8 @@ def _of_torch(chance: LazyChance) -> dict[str, Callable[..., Any]]:
             return made(lambda: mean + std * chance.normal(), size, options)
         shape = torch.broadcast_shapes(*(one.shape for one in (mean, std) if isinstance(one, Tensor)))
         drawn = made(chance.normal, shape, {"device": like.device} | options, like.dtype)
-        return drawn * std + mean
+        found: Tensor = drawn * std + mean
+        return found
 
     def randint(*given: Any, **options: Any) -> Tensor:
         ends = [*given]
