@@ -154,7 +154,8 @@ def test_the_help_parts_times_from_research_and_names_every_measurement(measure,
         ),
     }
     assert {line.split()[1] for line in research.splitlines() if line.startswith("│")} == {
-        *("agreement", "blocks", "certainty", "constraints", "encoder-decoders", "families", "growth"),
+        *("agreement", "blocks", "broken-heads", "certainty", "constraints", "encoder-decoders"),
+        *("families", "growth"),
         "half-precision",
         *(
             "hard-prompts",
