@@ -96,12 +96,13 @@ def broken_heads(
                     f"  {name:42} {found[-1]:9} {result.first:.3f} {result.second:.3f} "
                     f"{result.sentence if sentences else result.sentence[:90]}"
                 )
-            told, good = (
-                sum(one in words for one in found) for words in (("refused", "broken"), ("as good",))
+            told, weak, good = (
+                sum(one in words for one in found)
+                for words in (("refused", "broken"), ("weak!",), ("as good",))
             )
             typer.echo(
-                f"{one}: {len(found)} ways: {told} told, {good} as good as before, "
-                f"{len(found) - told - good} not told; {time.process_time() - began:.0f} CPU s"
+                f"{one}: {len(found)} ways: {told} told as broken, {weak} as weak, {good} as good as before, "
+                f"{len(found) - told - weak - good} not told; {time.process_time() - began:.0f} CPU s"
             )
 
 

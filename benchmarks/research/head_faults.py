@@ -106,20 +106,30 @@ def layers_reversed(_: Described, stored: Tensors) -> bool:
     return True
 
 
+def _head_width(described: Described) -> int:
+    """Returns the width of an attention head; 0 where the description does not tell it."""
+    width, heads = _anywhere(described, "head_dim"), _anywhere(described, "num_attention_heads")
+    return int(width or (_anywhere(described, "hidden_size") // heads if heads else 0))
+
+
 def interleaved(described: Described, stored: Tensors) -> bool:
     """Keep the rows of queries and keys as rotations of neighbours want them."""
-    width = _anywhere(described, "head_dim")
+    width = _head_width(described)
     hit = [name for name in stored if re.search(r"self_attn\.[qk]_(proj|norm)\.weight", name)]
+    if not width:
+        return False
     for name in hit:
         heads = stored[name].unflatten(0, (-1, 2, width // 2))
         stored[name] = heads.transpose(1, 2).flatten(0, 2)
-    return bool(hit and width)
+    return bool(hit)
 
 
 def heads_reversed(described: Described, stored: Tensors) -> bool:
     """Turn round the heads of the queries, whose outputs keep their places."""
-    width = _anywhere(described, "head_dim")
+    width = _head_width(described)
     hit = [name for name in stored if name.endswith("q_proj.weight")]
+    if not width:
+        return False
     for name in hit:
         stored[name] = stored[name].unflatten(0, (-1, width)).flip(0).flatten(0, 1)
     return bool(hit)

@@ -384,7 +384,11 @@ MEDUSA: dict[str, tuple[Callable[[Any], Any], str]] = {
     "the opposite order": (flipped, "heads in the opposite order"),
     "a random output head": (
         lambda heads: heads.output[0].copy_(noise(heads.output[0])),
-        "head 0 its guesses are better",
+        "an output head is damaged",
+    ),
+    "output heads in another order": (
+        lambda heads: heads.output.copy_(heads.output.flip(0)),
+        "in another order than its blocks",
     ),
     "a random residual block": (
         lambda heads: heads.weight[1].normal_(generator=torch.Generator().manual_seed(1)),

@@ -43,16 +43,19 @@ class Part:
         name: in words.
         head: the head that is run.
         modules: of it, whose outputs are what the part adds; they put out zeros without it.
+        half: the head with half of the part, where no module puts that out.
     """
 
     name: str
     head: CheckedHead
     modules: Sequence[Module] = ()
+    half: CheckedHead | None = None
 
     @property
     def sized(self) -> bool:
         """Whether half of the part can be tried: what it adds is not normed after it."""
-        return bool(self.modules) and self.name not in ("embeddings", "the target's states")
+        tried = bool(self.modules) or self.half is not None
+        return tried and self.name not in ("embeddings", "the target's states")
 
 
 @attrs.frozen(kw_only=True)
@@ -139,11 +142,17 @@ def _of_block(number: int, block: Any) -> list[tuple[str, Module]]:
 def _of_medusa(heads: Heads, depths: int) -> Iterator[Part]:
     if not heads.weight.any():
         return  # published without residual blocks
-    for number in range(depths):
+
+    def scaled(number: int, factor: float) -> Heads:
         kept = torch.ones(heads.count, 1, 1, dtype=heads.weight.dtype, device=heads.weight.device)
-        kept[number] = 0
+        kept[number] = factor
         changed = {name: getattr(heads, name).detach() * kept for name in ("weight", "bias")}
-        yield Part(f"the residual block of head {number}", with_weights(heads, changed))
+        found: Heads = with_weights(heads, changed)
+        return found
+
+    for number in range(depths):
+        half = scaled(number, _WEAKER)
+        yield Part(f"the residual block of head {number}", scaled(number, 0.0), half=half)
 
 
 def _of_hydra(head: HydraHead, depths: int) -> list[tuple[str, Module]]:
@@ -193,8 +202,8 @@ def added_by_parts(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, d
     for part in parts_of(head, depths):
         shares, _, without = sums(part, 0)
         gain, error = mean_and_error(whole - without)
-        # A part without modules is another head, of which there is no half.
-        _, right_with_half, with_half = sums(part, _WEAKER) if part.sized else (shares, right, whole)
+        half = part if part.half is None else Part(part.name, part.half)
+        _, right_with_half, with_half = sums(half, _WEAKER) if part.sized else (shares, right, whole)
         weaker, weaker_error = mean_and_error(with_half - whole)
         found.append(
             Added(

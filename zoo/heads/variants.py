@@ -140,6 +140,8 @@ def medusa_variants(heads: Heads, target: Any) -> Iterator[Variant]:
             changed = {key: weight.detach()[order] for key, weight in heads.named_parameters()}
             cause = "its heads guess other places than their numbers say; number them anew"
             yield Variant(name, cause, with_weights(heads, changed))
+            cause = "an output head is damaged, or they are in another order than its blocks; copy them again"
+            yield Variant(f"output {name}", cause, with_weights(heads, {"output": changed["output"]}))
     weight = getattr(target.get_output_embeddings(), "weight", None)
     if weight is not None and weight.shape == heads.output.shape[1:]:
         output = weight.detach().to(heads.output).expand(heads.count, -1, -1)
