@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 import numpy as np
 from jaxtyping import Float
+
+from draftwood import TokenTree
 
 BOUNDS = (0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.98)
 """Bounds between the bins of a child's probability, given that its earlier siblings failed."""
@@ -51,6 +53,22 @@ class Judged:
     rank: int
     chance: float
     accepted: bool
+
+
+def judged_children(tree: TokenTree, path: Sequence[int], chances: Sequence[float]) -> Iterator[Judged]:
+    """Yields the children that a verifier judged on its way along an accepted path.
+
+    Args:
+        tree: that it judged.
+        path: its accepted nodes, from the root on.
+        chances: the draft's probability of every node but the root, given that its earlier siblings failed.
+    """
+    accepted = set(path)
+    for node in path:
+        for rank, child in enumerate(tree.children(node)):
+            yield Judged(int(tree.depths[child]), rank, chances[child - 1], child in accepted)
+            if child in accepted:
+                break
 
 
 @attrs.frozen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -24,7 +24,7 @@ from draftwood import (
     WithoutReplacement,
 )
 from draftwood.base.validators import at_least, probability
-from draftwood.strategies.acceptance_history import AcceptanceHistory, Judged
+from draftwood.strategies.acceptance_history import AcceptanceHistory, judged_children
 from draftwood.strategies.laws import SingleLawPolicy, as_law
 from draftwood.strategies.paying_nodes import LayerSlots, NodeSlot, PayingNodes
 from draftwood.strategies.policies.dyspec import sampled_or_top
@@ -132,14 +132,8 @@ class ThroughputDySpec(SingleLawPolicy, LearningPolicy[AcceptanceHistory], Batch
         assert isinstance(tree.note, tuple)
         time, *chances = tree.note
         return state.after(
-            _judged(tree, outcome.path, chances), tokens=len(outcome.path), time=time, memory=self.memory
+            judged_children(tree, outcome.path, chances),
+            tokens=len(outcome.path),
+            time=time,
+            memory=self.memory,
         )
-
-
-def _judged(tree: TokenTree, path: Sequence[int], chances: Sequence[float]) -> Iterator[Judged]:
-    accepted = set(path)
-    for node in path:
-        for rank, child in enumerate(tree.children(node)):
-            yield Judged(int(tree.depths[child]), rank, chances[child - 1], child in accepted)
-            if child in accepted:
-                break

@@ -17,6 +17,7 @@ from draftwood.backends.kinds.ssm import HybridBackend
 from draftwood.backends.kinds.transformer import TransformerBackend
 from draftwood.backends.kinds.unrolled import UnrolledBackend
 from draftwood.backends.loading import loader as loading
+from draftwood.backends.loading import tree_methods
 from draftwood.backends.loading.loader import load
 from draftwood.backends.loading.self_check import self_check
 from draftwood.backends.model import probe
@@ -82,7 +83,7 @@ def test_attention_as_asked() -> None:
 def test_the_self_check_runs_once_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(
-        loading, "self_check", lambda make, model: (seen.append(model), self_check(make, model))[1]
+        tree_methods, "self_check", lambda make, model: (seen.append(model), self_check(make, model))[1]
     )
     one, other = tiny(), tiny()
     for model in (one, one, other, one):

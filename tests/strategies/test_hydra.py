@@ -190,7 +190,7 @@ def test_a_pickle_is_converted(tmp_path: Path) -> None:
         ),
         ({"grounded_heads": False}, {}, "grounded_heads is False in .*; heads are read where it is True"),
         ({"grounded_heads": None}, {}, "grounded_heads is missing in .*; write true or false there"),
-        ({"hydra_num_heads": 4}, {}, "lacks .*hydra_mlp.3.0.linear.bias.* which its description asks"),
+        ({"hydra_num_heads": 4}, {}, "lacks .*hydra_mlp.3.1.linear.bias.* which its description asks"),
         ({"hydra_num_layers": 2}, {}, "has tensors that its description does not mention: hydra_mlp.0.5"),
         (
             {"hidden_state_offset": 9},

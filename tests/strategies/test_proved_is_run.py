@@ -21,11 +21,12 @@ from tests.strategies.profiled import profiled
 GROWING = (
     ("/strategies/policies/", ""),
     ("/strategies/likely_paths.py", ""),
+    ("/strategies/paying_nodes.py", ""),
     ("/framework/trees/growth.py", ""),
     ("/framework/trees/tree.py", "TreeBuilder."),
 )
 """Files, and what the names of functions in them begin with, that trees grow by."""
-AFTERWARDS = ("observe", "_first_children", "_updated", "_tuned", "_moved", "Growth.plan")
+AFTERWARDS = ("observe", "_tuned", "_moved", "Growth.plan")
 """Parts of names: what learns from a grown tree, and what asks whether a draft may grow all levels itself."""
 
 
