@@ -7,7 +7,9 @@ from functools import partial
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LogitsProcessor
 
@@ -104,9 +106,9 @@ class RepeatsLess(LogitsProcessor):
         return scores.scatter_add(1, input_ids[:, -1:], torch.full_like(scores[:, :1], -2.0))
 
 
-def at_or_above(heights: Tensor, u: float) -> int:
+def at_or_above(heights: NDArray[np.float64], u: float) -> int:
     """`randomness._at` with a test that is not strict."""
-    return int(torch.searchsorted(heights, u * float(heights[-1])))
+    return int(heights.searchsorted(u * heights[-1]))
 
 
 def last_token_alone(
