@@ -118,12 +118,12 @@ def test_what_raises_keeps_its_weight():
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (lambda: torch.rand(2).sort().values < 1, "given to sort"),
+        (lambda: torch.rand(2).sort().values < 1, "compared with each other"),
         (lambda: torch.rand(2).cumsum(0), "given to cumsum"),
         (lambda: torch.rand(2)[0] < torch.rand(2)[1], "compared with each other"),
         (lambda: torch.empty(3).exponential_(), "returns random numbers"),
         (lambda: torch.randn(3), "returns random numbers"),
-        (lambda: torch.normal(0.0, 1.0, (3,)), "torch.normal cannot be enumerated"),
+        (lambda: torch.normal(0.0, 1.0, (3,)), "returns random numbers"),
     ],
 )
 def test_chance_that_cannot_be_enumerated_is_one_sentence(run, message):
