@@ -216,7 +216,9 @@ FAULTS: dict[str, Fault] = {
     "the first layers as taps": taps(lambda ids: list(range(len(ids)))),
     "fc parts reversed": parts_turned(r"^fc\.weight", 3),
     "fc halves exchanged": parts_turned(r"eh_proj\.weight", 2),
-    "halves of embedding and state exchanged": parts_turned(r"(midlayer|^layers\.0)\.self_attn\.[qkv]_proj\.weight", 2),
+    "halves of embedding and state exchanged": parts_turned(
+        r"(midlayer|^layers\.0)\.self_attn\.[qkv]_proj\.weight", 2
+    ),
     "first norm missing": changed(r"(input_layernorm|enorm)\.weight", torch.ones_like),
     "norm of states missing": changed(r"(hidden_norm|hnorm)\.weight", torch.ones_like),
     "norm before the MLP missing": changed(
