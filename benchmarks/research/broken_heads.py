@@ -91,7 +91,7 @@ def broken_heads(
                 if only not in name or (broken := check.broken(fault)) is None:
                     continue
                 result = check.of(broken, depths)
-                found.append(result.beside(right))
+                found.append(result.compared_with(right))
                 typer.echo(
                     f"  {name:42} {found[-1]:9} {result.first:.3f} {result.second:.3f} "
                     f"{result.sentence if sentences else result.sentence[:90]}"
@@ -124,7 +124,7 @@ class Result:
     def second(self) -> float:
         return self.by_depth[1] if len(self.by_depth) > 1 else 0.0
 
-    def beside(self, unchanged: Result) -> str:
+    def compared_with(self, unchanged: Result) -> str:
         """Returns the result in a word, given the result of the head before the change."""
         if self.likely is None or self.right is None:
             return "refused"

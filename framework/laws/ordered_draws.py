@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.base.errors import InvalidDistribution
-from draftwood.kernels.ordered_draws import blocks, dispatch
+from draftwood.kernels.ordered_draws import blocks, dispatch  # kernels import nothing of ours
 from draftwood.laws.randomness import NodeNoise, NodeStreams, Randomness, UniformRandomness
 
 

@@ -253,7 +253,7 @@ def test_passes_that_differ_after_a_prompt_are_refused(monkeypatch):
 
 
 def test_caches_that_hold_images_apart_are_refused(monkeypatch, speculative):
-    """Layers that only see an image, as Mllama's, hold other columns than those of the text."""
+    """Layers that only see an image, as Mllama's, hold other columns than the text has."""
     model: Any = made("llava")
     read: Any = prompt_reading.read_prompt
 

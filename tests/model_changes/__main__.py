@@ -33,7 +33,7 @@ def search(machine: type[Changing], sequences: int, *, steps: int = 6, seeded: b
 
 
 def search_in_parts(machine: type[Changing], sequences: int, *, first_seed: int) -> None:
-    """Run the machine over so many sequences, each hundred from a seed of its own, and report after each."""
+    """Run the machine over so many sequences, each hundred from another seed, and report after each."""
     for done in range(0, sequences, AT_ONCE):
         count = min(AT_ONCE, sequences - done)
         started = perf_counter()

@@ -60,7 +60,7 @@ def hits_of(chance: LazyChance, trials: int, p: float) -> int:
 
 
 def of_python(chance: LazyChance) -> Functions:
-    """Returns what stands for the functions of the module `random`, by name."""
+    """Returns replacements of the functions of the module `random`, by name."""
 
     class Generator(metaclass=_Instances, real=random.Random):
         """The generator that `random.Random` and `random.SystemRandom` give within the call."""
@@ -134,7 +134,7 @@ def _at(population: Sequence[Any], place: Any) -> Any:
 
 
 def of_secrets(chance: LazyChance) -> Functions:
-    """Returns what stands for the functions of the module `secrets`, by name."""
+    """Returns replacements of the functions of the module `secrets`, by name."""
     return {
         "randbelow": lambda exclusive_upper_bound: chance.integer(0, exclusive_upper_bound),
         "randbits": lambda k: chance.integer(0, 2**k),
@@ -148,7 +148,7 @@ def of_secrets(chance: LazyChance) -> Functions:
 
 
 def of_numpy(chance: LazyChance) -> Functions:
-    """Returns what stands for the functions of `numpy.random`, by name."""
+    """Returns replacements of the functions of `numpy.random`, by name."""
     shared = _drawing_of_numpy(chance)
     random_, normal, integers = shared["random"], shared["normal"], shared["integers"]
     legacy: Functions = {
@@ -280,7 +280,7 @@ def _drawing_of_numpy(chance: LazyChance) -> Functions:
 
 
 def of_math() -> Functions:
-    """Returns what stands for functions of the module `math`, which take floats and no other objects."""
+    """Returns replacements of functions of the module `math`, which take floats and no other objects."""
 
     def either(name: str, of_lazy: Callable[[LazyNumber], Any]) -> Callable[..., Any]:
         plain = getattr(math, name)
