@@ -19,6 +19,7 @@ from draftwood.strategies.drafters.shared_tokens import SharedTokens
 from draftwood.strategies.drafters.suffix_cache import SuffixCache
 from draftwood.strategies.drafters.table import TableDrafter
 from draftwood.strategies.drafters.token_map import TokenMap, token_texts
+from draftwood.strategies.drafters.windowed import Windowed
 from draftwood.strategies.drafters.token_recycling import TokenRecycling
 
 __all__ = [
@@ -42,5 +43,6 @@ __all__ = [
     "TableDrafter",
     "TokenMap",
     "TokenRecycling",
+    "Windowed",
     "token_texts",
 ]

@@ -26,12 +26,36 @@ SPARE = 128
 """Slots beyond those asked for, so that a text does not outgrow its prompt's buffers in its first round."""
 
 
+@attrs.define(eq=False)
+class ReadPlan:
+    """The slots that a pass reads, where these are not all up to its last one.
+
+    Attributes:
+        slots: int64 `[rows, slots]`, of every row.
+    """
+
+    slots: Ints
+    # By the shape and device of a layer's buffers: where these slots lie among all lines of them.
+    _lines: dict[tuple[Any, ...], Tensor] = attrs.field(factory=dict, init=False)
+
+    def copied(self, buffer: Tensor) -> Tensor:
+        """Returns a copy of what is read of `[rows, kv_heads, slots, dim]`, which is one piece of memory."""
+        rows, heads, slots, dim = buffer.shape
+        key = heads, slots, buffer.device
+        if (lines := self._lines.get(key)) is None:
+            first = np.arange(0, rows * heads * slots, slots).reshape(rows, heads, 1)
+            lines = sent((first + self.slots[:, None]).reshape(-1), buffer.device)
+            self._lines[key] = lines
+        return buffer.view(-1, dim).index_select(0, lines).view(rows, heads, -1, dim)
+
+
 @attrs.define
 class WritePlan:
     """Where the current pass writes: rows `[first, last)`, slots `[start, stop)`; and the buffers' size.
 
     Attributes:
         index: int64 `[nodes]`, the slots of all rows instead, for a captured pass; it reads all slots.
+        reads: what it reads; None: all slots up to `stop`.
         gathered: whether all layers have their buffers in the arenas.
     """
 
@@ -42,6 +66,7 @@ class WritePlan:
     rows: int = 0
     slots: int = 0
     index: Tensor | None = None
+    reads: ReadPlan | None = None
     gathered: bool = False
 
 
@@ -106,10 +131,14 @@ class RowLayer(CacheLayerMixin):
         count = plan.stop - plan.start
         keys.narrow(2, plan.start, count).copy_(key_states)
         values.narrow(2, plan.start, count).copy_(value_states)
+        if plan.reads is not None:
+            return plan.reads.copied(keys), plan.reads.copied(values)
         return keys.narrow(2, 0, plan.stop), values.narrow(2, 0, plan.stop)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Keys that attention sees, and the index of the first."""
+        if self.plan.reads is not None:
+            return self.plan.reads.slots.shape[1], 0
         # A captured pass holds whatever the text's length is.
         return (self.plan.start + query_length if self.plan.index is None else self.plan.slots), 0
 
@@ -188,13 +217,17 @@ class RowCache(Cache):
                 arena.zero_()
         return changed
 
-    def write(self, first: int, last: int, *, start: int, stop: int) -> None:
-        """Let the next pass write rows `[first, last)` into slots `[start, stop)`, and have room for it."""
+    def write(self, first: int, last: int, *, start: int, stop: int, reads: Ints | None = None) -> None:
+        """Let the next pass write rows `[first, last)` into slots `[start, stop)`, and have room for it.
+
+        It reads the slots `reads`, `[rows, slots]`; all up to `stop` where they are None.
+        """
         plan = self.plan
         if last > plan.rows or stop > plan.slots:
             self.reserve(rows=last, slots=stop)
         self._filled = True
         plan.first, plan.last, plan.start, plan.stop = first, last, start, stop
+        plan.reads = None if reads is None else ReadPlan(reads)
 
     @contextmanager
     def written_at(self, index: Tensor) -> Iterator[None]:

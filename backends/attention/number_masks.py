@@ -61,9 +61,10 @@ class NumberMasks:
             real = visible[: len(bits), 0, : exact.nodes]
             text: Any = True
             if inputs.ragged or first is not None:
-                slots = np.arange(base)
-                text = slots < inputs.lengths[:, None, None]
+                read = np.arange(base)
+                text = read < inputs.lengths[:, None, None]
                 if first is not None:
+                    slots = read if inputs.reads is None else inputs.reads[:, None]
                     text = text & (slots >= first[:, :, None])
             real[..., :base] = text
             whole = bits is inputs.staged.bits

@@ -23,7 +23,8 @@ from draftwood.backends.nodes.heavy_paths import in_heavy_paths
 from draftwood.backends.nodes.region import Accepted, Region
 from draftwood.backends.nodes.row_inputs import joined_inputs
 from draftwood.backends.passes.captured_levels import widths_that_pay
-from draftwood.backends.passes.packed_passes import PackedPasses, PackedRow
+from draftwood.backends.passes.packed_passes import PackedRow
+from draftwood.backends.passes.windowed_passes import WindowedPasses
 from draftwood.backends.structure.forward import guarded_pass
 from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.decoding.given_cache import filled_cache
@@ -36,7 +37,7 @@ REORDER_ABOVE = 128
 """Nodes of a pass beyond which the tree kernel gets them in heavy-path order; of less it saves few blocks."""
 
 
-class PackedBackend(PackedPasses):
+class PackedBackend(WindowedPasses):
     """Abstract: runs a draft tree in one pass, in which every node sees the text and its own ancestors.
 
     Attention: uncommitted nodes follow the committed slots; a commit moves the accepted ones down.
@@ -206,15 +207,15 @@ class PackedBackend(PackedPasses):
         keep = validation.remaining_rows(rows, have=len(self._rows))
         with guarded_pass(len(keep)):
             if keep:
-                self._cache.keep(keep, slots=self._base + self._region.columns)
+                self._cache.keep(keep, slots=self._base + self._columns)
             else:
                 self._cache.drop()
-            self._region = self._region.keep(keep)
+            self._region, drafted = self._region.keep(keep), self._drafted.keep(keep)
             if self._states is not None:
                 self._states.keep(keep)
             self._uncommitted = [states[keep] for states in self._uncommitted]
             self._given = self._given.keep(keep) if self._given is not None and keep else None
-        self._hold([self._rows[row] for row in keep])
+        self._hold([self._rows[row] for row in keep], drafted=drafted)
 
     def read(self, rows: Sequence[Sequence[int]]) -> Float[Tensor, "rows vocab"]:
         """Read on as `StateBackend.read` says, in the model's dtype; errors as in `extend`."""
@@ -257,14 +258,11 @@ class PackedBackend(PackedPasses):
             staged = region.stage(parents.numpy(), valid)
             if n > REORDER_ABOVE and self._pass.by_bits:
                 staged = in_heavy_paths(staged)
-            inputs = self._tree_inputs(tokens, staged, keep=keep, prompt=prompt)
-            if self.model.training != self._training:
-                self._refuse_mode()
-            logits, features = self._runner.run(inputs)
+            inputs = self._tree_inputs(tokens, staged, region, keep=keep, prompt=prompt)
+            self._drafted = region.cleared()  # their slots are about to be written
+            logits, features = self._passed(inputs)
             if self._reader is not None and features is not None:
                 features = self._reader.passed_through(features)
-            if not self._cache.plan.gathered:
-                self._cache.settle(slots=inputs.stop)
             if keep:
                 if self._states is not None:
                     self._states.accept()
@@ -310,7 +308,7 @@ class PackedBackend(PackedPasses):
             return None
         with guarded_pass(rows):
             staged = self._region.stage(parents.numpy(), valid)
-            inputs = self._tree_inputs(tokens, staged, keep=True, prompt=False)
+            inputs = self._tree_inputs(tokens, staged, self._region)
             positions = inputs.positions[:, -1:] + np.arange(len(widths))
             first = {
                 kind: reach.first(positions) if reach in limited else None

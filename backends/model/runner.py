@@ -123,7 +123,9 @@ class AsItIs(Runner):
         """One pass, as `Runner.run` says."""
         one, shape = self._pass, inputs.shape
         rows, nodes = shape.rows, shape.nodes
-        masks, cache, states = one.masks, one.cache, one.states
+        cache, states = one.cache, one.states
+        # The tree kernel reads a text from its beginning.
+        masks = one.masks if inputs.reads is None else one.numbers
         kept, arrays = None, inputs.arrays(masks)
         if inputs.wanted is not None:
             if not inputs.wanted or list(inputs.wanted) == [nodes - 1]:
@@ -134,7 +136,7 @@ class AsItIs(Runner):
         if "tokens" not in tensors:
             tensors["tokens"] = inputs.device_tokens(tensors, one.device)
         start, stop = inputs.base + shape.old, inputs.base + shape.columns
-        cache.write(inputs.above, inputs.above + rows, start=start, stop=stop)
+        cache.write(inputs.above, inputs.above + rows, start=start, stop=stop, reads=inputs.slots_read)
         if states is not None:
             if inputs.texts is not None:
                 states.prefill(inputs.texts, nodes, one.device)

@@ -58,6 +58,8 @@ class PassInputs:
         wanted: columns whose logits are needed, in ascending order; None for all.
         keep: whether the nodes stay after the pass.
         given: what the rows' passes are given besides tokens; None where they only hold tokens.
+        reads: `[rows, slots]`, the committed slots that the pass reads; None for all up to `base`. Where it is
+            given, `lengths` count these, and `shape.text` is how many there are.
     """
 
     tokens: Tensor
@@ -76,6 +78,7 @@ class PassInputs:
     wanted: Sequence[int] | None = None
     keep: bool = True
     given: RowInputs | None = None
+    reads: Ints | None = None
 
     @classmethod
     def of(
@@ -156,6 +159,26 @@ class PassInputs:
             given,
         )
 
+    def in_window(self, *, sinks: int, window: int) -> PassInputs:
+        """Returns the inputs of a pass that only reads the first `sinks` and last `window` slots of every text.
+
+        A text that is not longer is read whole.
+        """
+        width = sinks + window
+        if self.base <= width:
+            return self
+        begins = np.maximum(self.lengths - window, sinks)
+        reads = np.tile(np.arange(width), (len(begins), 1))
+        reads[:, sinks:] += begins[:, None] - sinks
+        lengths = np.minimum(self.lengths, width)
+        return attrs.evolve(
+            self,
+            lengths=lengths,
+            ragged=bool((lengths < width).any()),
+            shape=attrs.evolve(self.shape, text=width),
+            reads=reads,
+        )
+
     @property
     def start(self) -> int:
         """The slot of the first new node."""
@@ -165,6 +188,14 @@ class PassInputs:
     def stop(self) -> int:
         """The slot after the last new node."""
         return self.base + self.shape.columns
+
+    @property
+    def slots_read(self) -> Ints | None:
+        """Slots that the pass reads, of uncommitted nodes too, `[rows, slots]`; None: all up to `stop`."""
+        if self.reads is None:
+            return None
+        nodes = np.tile(np.arange(self.base, self.stop), (len(self.reads), 1))
+        return np.concatenate([self.reads, nodes], 1)
 
     @property
     def more_than_tokens(self) -> bool:

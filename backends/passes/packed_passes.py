@@ -95,6 +95,9 @@ class PackedPasses(ModelBackend):
             self._runner = runner(self._pass, model=model, vocab=self.vocab_size, longest=self.max_length)
             self._options["runner"] = runner
         self._region = Region.empty(0)
+        # Nodes that read a window of the text, in the slots that the next nodes of the region will take.
+        self._drafted = self._region
+        self.reads_windows = states is None and capture == "off" and runner is None and self.ranks is None
         # What the rows' passes are given besides tokens; None where they only hold tokens.
         self._given: RowInputs | None = None
         self._rows, self._guard = list[PackedRow](), guarded_pass(0)
@@ -102,15 +105,21 @@ class PackedPasses(ModelBackend):
         # Where features are kept, one `[rows, nodes, width]` for every pass over uncommitted nodes.
         self._uncommitted: list[Tensor] = []
 
-    def _hold(self, rows: list[PackedRow]) -> None:
-        """Let these be the rows."""
+    @property
+    def _columns(self) -> int:
+        """Columns that are taken, by the region or by drafted nodes; never by both."""
+        return self._region.columns or self._drafted.columns
+
+    def _hold(self, rows: list[PackedRow], *, drafted: Region | None = None) -> None:
+        """Let these be the rows, and `drafted` their drafted nodes; None: they have none."""
         if len(rows) != len(self._rows):
             self._guard = guarded_pass(len(rows))
         self._rows = rows
+        self._drafted = drafted or self._region.cleared()
         lengths = [row.length for row in rows]
         self._lengths = np.array(lengths, np.int64)
         # The slot of column 0. Uncommitted nodes stay in the slots that they have.
-        if not self._region.columns:
+        if not self._columns:
             self._base = max(lengths, default=0)
         # Whether any row ends before that slot.
         self._ragged = min(lengths, default=0) < self._base
@@ -166,8 +175,13 @@ class PackedPasses(ModelBackend):
                     new = kept[row, kept_from : length - start].clone()
                     features[row] = self._reader.trimmed([*features[row], new])
 
-    def _tree_inputs(self, tokens: Tensor, staged: Staged, *, keep: bool, prompt: bool) -> PassInputs:
-        """The inputs of a pass over `staged` nodes, all of which are tokens of a prompt if `prompt`."""
+    def _tree_inputs(
+        self, tokens: Tensor, staged: Staged, before: Region, *, keep: bool = True, prompt: bool = False
+    ) -> PassInputs:
+        """The inputs of a pass over `staged` nodes, which follow those `before`.
+
+        All of them are tokens of a prompt if `prompt`.
+        """
         prompts = None
         if self._states is not None:
             fresh = np.array([row.fresh for row in self._rows])
@@ -176,7 +190,7 @@ class PackedPasses(ModelBackend):
             tokens,
             staged,
             kinds=self._kinds,
-            before=self._region,
+            before=before,
             lengths=self._lengths,
             base=self._base,
             ragged=self._ragged,
@@ -185,3 +199,12 @@ class PackedPasses(ModelBackend):
             keep=keep,
             given=self._given,
         )
+
+    def _passed(self, inputs: PassInputs) -> tuple[Tensor, Tensor | None]:
+        """Run one pass over nodes; returns logits, and features where they are kept."""
+        if self.model.training != self._training:
+            self._refuse_mode()
+        found = self._runner.run(inputs)
+        if not self._cache.plan.gathered:
+            self._cache.settle(slots=inputs.stop)
+        return found

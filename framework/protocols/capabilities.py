@@ -175,6 +175,49 @@ class ExtendsByLevels(Protocol):
         return None
 
 
+class ReadsWindows(Protocol):
+    """Runs passes that read a part of the text, by which a target drafts for itself.
+
+    Attributes:
+        reads_windows: whether `extend_in_window` is offered.
+    """
+
+    reads_windows: bool = False
+
+    def extend_in_window(
+        self,
+        tokens: Int[Tensor, "rows nodes"],
+        parents: Int[Tensor, "rows nodes"],
+        counts: Sequence[int] | None = None,
+        *,
+        sinks: int,
+        window: int,
+    ) -> Float[Tensor, "rows nodes vocab"]:
+        """Returns the logits of drafted nodes, which see a part of the text.
+
+        A node sees the first `sinks` and the last `window` committed tokens, its ancestors and itself. The keys
+        and values of the text, and all positions, are those that `extend` reads. There are no uncommitted nodes
+        before the call.
+
+        Drafted nodes never join the uncommitted region. Their indices count on from call to call until any
+        other call; only `release` keeps the drafted nodes of the rows that remain.
+
+        Args:
+            tokens: int64 `[rows, nodes]`.
+            parents: int64 `[rows, nodes]`, indices of drafted nodes; -1 is the committed state.
+            counts: as in `extend`.
+            sinks: 0 or more.
+            window: 1 or more.
+
+        Raises:
+            UnsupportedModel: the backend cannot do it.
+        """
+        raise UnsupportedModel(
+            f"{type(self).__name__} reads no window of a text: its reads_windows is {self.reads_windows}; use "
+            "a draft model."
+        )
+
+
 class RunsTogether(Protocol):
     """Runs a model that is spread over several processes.
 

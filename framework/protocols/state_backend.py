@@ -14,6 +14,7 @@ from draftwood.protocols.capabilities import (
     ExtendsByLevels,
     GivesFeatures,
     ReadsPrompts,
+    ReadsWindows,
     RunsTogether,
 )
 from draftwood.trees.reading import read_chains
@@ -44,7 +45,9 @@ class LeavesOutLayers(Protocol):
         )
 
 
-class StateBackend(ReadsPrompts, GivesFeatures, LeavesOutLayers, ExtendsByLevels, RunsTogether, Protocol):
+class StateBackend(
+    ReadsPrompts, GivesFeatures, LeavesOutLayers, ExtendsByLevels, ReadsWindows, RunsTogether, Protocol
+):
     """The state of a model during decoding: `prefill`, `extend`, `commit`, `release` and `lengths`.
 
     All else has a default. What a backend may offer besides is grouped: `LeavesOutLayers`, and the classes of

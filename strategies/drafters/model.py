@@ -8,7 +8,6 @@ from os import PathLike
 from typing import Any
 
 import attrs
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -125,18 +124,7 @@ class ModelDrafter(Drafter):
             requests = Requests.of(requests)
         backend, room = self.backend, self.backend.max_length
         fed = self._round.take(requests, lengths=() if room is None else backend.lengths, room=room)
-        logits = backend.extend(fed.tokens, fed.parents, fed.counts.tolist())
-        if fed.lead is not None:
-            return logits[:, fed.lead :] if fed.lead else logits
-        leads, counts = fed.leads, fed.counts - fed.leads
-        # Nodes that were not fed get -inf; the others follow the tokens that came before them.
-        columns = torch.from_numpy(np.minimum(leads[:, None] + np.arange(fed.width), fed.tokens.shape[1] - 1))
-        columns = columns.to(logits.device, non_blocking=True).unsqueeze(2)
-        out = logits.gather(1, columns.expand(-1, -1, logits.shape[-1]))
-        missing = torch.from_numpy(np.arange(fed.width) >= counts[:, None]).to(
-            logits.device, non_blocking=True
-        )
-        return out.masked_fill_(missing.unsqueeze(2), -torch.inf)
+        return fed.asked(backend.extend(fed.tokens, fed.parents, fed.counts.tolist()))
 
     def planned_levels(
         self, roots: Sequence[int], plan: LevelPlan, *, temperature: float = 1.0

@@ -45,6 +45,20 @@ class Fed:
     width: int
     lead: int | None
 
+    def asked(self, logits: Tensor) -> Tensor:
+        """Returns logits `[rows, width, vocab]` of the nodes asked for, of those of the pass `[rows, nodes, vocab]`.
+
+        Nodes that were not fed get -inf.
+        """
+        if self.lead is not None:
+            return logits[:, self.lead :] if self.lead else logits
+        leads, counts = self.leads, self.counts - self.leads
+        columns = torch.from_numpy(np.minimum(leads[:, None] + np.arange(self.width), self.tokens.shape[1] - 1))
+        columns = columns.to(logits.device, non_blocking=True).unsqueeze(2)
+        out = logits.gather(1, columns.expand(-1, -1, logits.shape[-1]))
+        missing = torch.from_numpy(np.arange(self.width) >= counts[:, None]).to(logits.device, non_blocking=True)
+        return out.masked_fill_(missing.unsqueeze(2), -torch.inf)
+
 
 class RequestedNodes:
     """The nodes of a round by request number, for all rows, as arrays.
@@ -71,6 +85,10 @@ class RequestedNodes:
         self._root: int | None = None  # region index of the root, where it does not follow the pending tokens
         self._deepest = np.zeros(rows, dtype=np.int64)  # depth of the deepest; where the context ends, only
         self._exhausted = np.zeros(rows, dtype=bool)
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self._pending)
 
     def join(self, pending: Sequence[list[int]]) -> None:
         """Append rows with these tokens pending."""
