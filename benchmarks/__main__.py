@@ -11,6 +11,7 @@ from benchmarks.kernels.captured import captured
 from benchmarks.kernels.command import kernels
 from benchmarks.kernels.first_token import first_token
 from benchmarks.kernels.gpu import gpu
+from benchmarks.kernels.long_texts import long_texts
 from benchmarks.kernels.many_rows import many_rows
 from benchmarks.kernels.mixed_rows import mixed_rows
 from benchmarks.kernels.offloaded import offloaded
@@ -57,6 +58,7 @@ for measurement in (
     engines,
     first_token,
     kernels,
+    long_texts,
     many_rows,
     mixed_rows,
     offloaded,

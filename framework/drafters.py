@@ -19,8 +19,8 @@ from draftwood.strategies.drafters.shared_tokens import SharedTokens
 from draftwood.strategies.drafters.suffix_cache import SuffixCache
 from draftwood.strategies.drafters.table import TableDrafter
 from draftwood.strategies.drafters.token_map import TokenMap, token_texts
-from draftwood.strategies.drafters.windowed import Windowed
 from draftwood.strategies.drafters.token_recycling import TokenRecycling
+from draftwood.strategies.drafters.windowed import Windowed
 
 __all__ = [
     "BlockDrafter",

@@ -58,8 +58,8 @@ class PassInputs:
         wanted: columns whose logits are needed, in ascending order; None for all.
         keep: whether the nodes stay after the pass.
         given: what the rows' passes are given besides tokens; None where they only hold tokens.
-        reads: `[rows, slots]`, the committed slots that the pass reads; None for all up to `base`. Where it is
-            given, `lengths` count these, and `shape.text` is how many there are.
+        reads: `[rows, slots]`, the committed slots that the pass reads; None for all up to `base`. Where it
+            is given, `lengths` count these, and `shape.text` is how many there are.
     """
 
     tokens: Tensor
@@ -160,9 +160,9 @@ class PassInputs:
         )
 
     def in_window(self, *, sinks: int, window: int) -> PassInputs:
-        """Returns the inputs of a pass that only reads the first `sinks` and last `window` slots of every text.
+        """Returns the inputs of a pass that reads the first `sinks` and last `window` slots of a text.
 
-        A text that is not longer is read whole.
+        It does so for every row; texts that are not longer are read whole.
         """
         width = sinks + window
         if self.base <= width:

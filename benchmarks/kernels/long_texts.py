@@ -21,6 +21,7 @@ from benchmarks.kernels.captured import named_model
 from benchmarks.research import held_out
 from draftwood import SamplingParams, SpeculativeDecoder, Statistics, TreePolicy, create, load, zoo
 from draftwood.apps.files.machine import device_name
+from draftwood.backends.structure.forward import cache_argument
 from draftwood.decoding.given_cache import GivenCache
 from draftwood.decoding.kept_text import Turn
 from draftwood.drafters import PromptLookup, Windowed
@@ -91,7 +92,7 @@ def read(model: Any, ids: Tensor, *, chunk: int = 512) -> LongPrompt:
     cache, losses = DynamicCache(config=model.config), list[Tensor]()
     for start in range(0, ids.shape[1] - 1, chunk):
         part = ids[:, start : min(start + chunk, ids.shape[1] - 1)]
-        logits = model(part, past_key_values=cache, use_cache=True).logits
+        logits = model(part, **{cache_argument(model): cache}, use_cache=True).logits
         after = ids[:, start + 1 : start + 1 + part.shape[1]]
         losses.append(torch.nn.functional.cross_entropy(logits.float().mT, after, reduction="none"))
     return LongPrompt(ids, cache, float(torch.cat(losses, 1)[:, -JUDGED:].mean()))
@@ -199,8 +200,8 @@ def long_texts(
     model.generation_config.eos_token_id = None
     law, tokenizer = "without-replacement" if temperature else "top-k", zoo.tokenizer()
     typer.echo(
-        f"{device_name()}, {threads} threads: {target}, {parameter_count(model) / 1e6:.0f}M parameters, {dtype}, "
-        f"temperature {temperature:g}, {rows} row(s), {tokens} tokens a text"
+        f"{device_name()}, {threads} threads: {target}, {parameter_count(model) / 1e6:.0f}M parameters, "
+        f"{dtype}, temperature {temperature:g}, {rows} row(s), {tokens} tokens a text"
     )
     found: list[tuple[int, str, int, int, float, float]] = []
     for length in map(int, lengths.split(",")):
@@ -234,9 +235,11 @@ def long_texts(
                         gains[name].append(written.per_round)
                         same[name] += sum(map(list.__eq__, written.tokens, expected))
         typer.echo(
-            f"\nafter {length} tokens, at whose end the target loses {sum(losses) / len(losses):.2f} nats a token"
+            f"\nafter {length} tokens; at their end the target loses {sum(losses) / len(losses):.2f} nats a token"
         )
-        typer.echo(f"{'window and trees':<22}{'tokens/round':>13}{'ms/token':>10}{'x ordinary':>12}{'same texts':>12}")
+        typer.echo(
+            f"{'window and trees':<22}{'tokens/round':>13}{'ms/token':>10}{'x ordinary':>12}{'same texts':>12}"
+        )
         base = sum(map(median, seconds["ordinary decoding"]))
         for name, times in seconds.items():
             taken = sum(map(median, times))

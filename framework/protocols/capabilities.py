@@ -195,9 +195,9 @@ class ReadsWindows(Protocol):
     ) -> Float[Tensor, "rows nodes vocab"]:
         """Returns the logits of drafted nodes, which see a part of the text.
 
-        A node sees the first `sinks` and the last `window` committed tokens, its ancestors and itself. The keys
-        and values of the text, and all positions, are those that `extend` reads. There are no uncommitted nodes
-        before the call.
+        A node sees the first `sinks` and the last `window` committed tokens, its ancestors and itself. The
+        keys and values of the text, and all positions, are those that `extend` reads. There are no
+        uncommitted nodes before the call.
 
         Drafted nodes never join the uncommitted region. Their indices count on from call to call until any
         other call; only `release` keeps the drafted nodes of the rows that remain.
@@ -213,8 +213,8 @@ class ReadsWindows(Protocol):
             UnsupportedModel: the backend cannot do it.
         """
         raise UnsupportedModel(
-            f"{type(self).__name__} reads no window of a text: its reads_windows is {self.reads_windows}; use "
-            "a draft model."
+            f"{type(self).__name__} reads no window of a text: its reads_windows is {self.reads_windows}; "
+            "use a draft model."
         )
 
 

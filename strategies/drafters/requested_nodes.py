@@ -46,17 +46,22 @@ class Fed:
     lead: int | None
 
     def asked(self, logits: Tensor) -> Tensor:
-        """Returns logits `[rows, width, vocab]` of the nodes asked for, of those of the pass `[rows, nodes, vocab]`.
+        """Returns the logits `[rows, width, vocab]` of the nodes asked for; -inf where a node was not fed.
 
-        Nodes that were not fed get -inf.
+        Args:
+            logits: of the pass, `[rows, nodes, vocab]`.
         """
         if self.lead is not None:
             return logits[:, self.lead :] if self.lead else logits
         leads, counts = self.leads, self.counts - self.leads
-        columns = torch.from_numpy(np.minimum(leads[:, None] + np.arange(self.width), self.tokens.shape[1] - 1))
+        columns = torch.from_numpy(
+            np.minimum(leads[:, None] + np.arange(self.width), self.tokens.shape[1] - 1)
+        )
         columns = columns.to(logits.device, non_blocking=True).unsqueeze(2)
         out = logits.gather(1, columns.expand(-1, -1, logits.shape[-1]))
-        missing = torch.from_numpy(np.arange(self.width) >= counts[:, None]).to(logits.device, non_blocking=True)
+        missing = torch.from_numpy(np.arange(self.width) >= counts[:, None]).to(
+            logits.device, non_blocking=True
+        )
         return out.masked_fill_(missing.unsqueeze(2), -torch.inf)
 
 

@@ -16,11 +16,11 @@ from draftwood.strategies.drafters.target import as_target
 
 @attrs.define(eq=False)
 class Windowed(Drafter):
-    """Drafts with the target itself, which reads only the first `sinks` and the last `window` tokens of a text.
+    """Drafts with the target itself, over the first `sinks` and the last `window` tokens of the text.
 
-    Needs no second model, no training and no second cache: draft passes read the target's own keys and values,
-    so nothing is prefilled or committed twice. It pays where reading those takes longer than reading the weights,
-    with long texts or many rows.
+    Needs no second model, no training and no second cache: draft passes read the target's own keys and
+    values, so nothing is prefilled or committed twice. It pays where reading those takes longer than reading
+    the weights: with long texts.
 
     Attributes:
         target: a backend that declares `reads_windows`; it must be the backend that the decoder drives.
@@ -44,9 +44,9 @@ class Windowed(Drafter):
     def __attrs_post_init__(self) -> None:
         if not self.target.reads_windows:
             raise UnsupportedModel(
-                f"{type(self.target).__name__} reads no window of a text (its reads_windows is False), as where "
-                "layers are recurrent, trees run path by path, or passes are captured, an engine's or spread over "
-                "processes; draft with a model or by prompt lookup."
+                f"{type(self.target).__name__} reads no window of a text (its reads_windows is "
+                f"{self.target.reads_windows}), as with recurrent layers, trees path by path, captured passes, "
+                "an engine or several processes; draft with a model or by prompt lookup."
             )
 
     @property
@@ -66,10 +66,9 @@ class Windowed(Drafter):
     def _join(self, rows: int) -> None:
         self._round.join([[] for _ in range(rows)])
         if len(self.target.lengths) != len(self._round):
-            held = len(self.target.lengths)
             raise InvalidInput(
-                f"The drafter's target holds {held} row(s), not the {len(self._round)} of the drafter; give the "
-                "drafter the same backend object as the decoder."
+                f"The drafter's target holds {len(self.target.lengths)} row(s), not the {len(self._round)} of "
+                "the drafter; give the drafter the same backend object as the decoder."
             )
 
     def release(self, rows: Sequence[int] | None = None) -> None:

@@ -129,6 +129,23 @@ def test_many_rows_are_written_by_every_way(measure, tmp_path):
     assert "1.00x" in result.output
 
 
+def test_long_texts_are_drafted_by_the_target_itself(measure, tmp_path):
+    (tmp_path / "gsm8k_test.jsonl").write_text('{"question": "What is 2 + 3?", "answer": "#### 5"}\n' * 9)
+    (tmp_path / "humaneval.jsonl").write_text('{"prompt": "def f(x):\\n"}\n' * 40)
+    (tmp_path / "wikitext2_test.txt").write_text(f"{'The town lies on the river. ' * 30}\n" * 2)
+    question = {"question_id": 1, "category": "qa", "turns": ["Where is the town?"]}
+    (tmp_path / "spec_bench_half.jsonl").write_text(json.dumps(question) + "\n")
+    few = ["--lengths", "40,60", "--windows", "8,100", "--target", "llama-draft", "--rows", 2, "--tokens", 6]
+    result = measure("long-texts", "--data", tmp_path, *few, "--repetitions", 1, "--output", tmp_path / "ms.csv")
+    assert result.exit_code == 0, result.output
+    lines = [line.split() for line in result.stdout.splitlines() if line.endswith("4 of 4")]
+    assert len(lines) == 2 * 9  # every text of every way is that of ordinary decoding
+    by_name = {" ".join(line[:-6]): float(line[-6]) for line in lines}
+    assert by_name["generate()"] == by_name["ordinary decoding"] == 1
+    assert by_name["100, chain of 4"] > 2  # it reads the whole text
+    assert len((tmp_path / "ms.csv").read_text(encoding="utf-8").splitlines()) == 1 + 2 * 2 * 9
+
+
 def test_the_help_parts_times_from_research_and_names_every_measurement(measure, monkeypatch):
     monkeypatch.setenv("COLUMNS", "150")
     help_text = measure("--help").stdout
@@ -142,6 +159,7 @@ def test_the_help_parts_times_from_research_and_names_every_measurement(measure,
             "first-token",
             "gpu",
             "kernels",
+            "long-texts",
             "many-rows",
             "mixed-rows",
             "offloaded",
