@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Annotated, Any
 
 import attrs
@@ -27,9 +27,6 @@ from draftwood.decoding.kept_text import Turn
 from draftwood.drafters import PromptLookup, Windowed
 from draftwood.policies import Chain, LayeredDySpec, Ordinary
 from draftwood.zoo.widen import parameter_count, widen_to
-
-TASKS = ("retrieval", "problems")
-"""Prompts of `held_out.long_prompts`: passages of WikiText-2 and a question, and problems of GSM8K."""
 
 TRAINED = 384
 """Tokens of a row of the text on which the zoo's targets were trained."""
@@ -101,43 +98,46 @@ def read(model: Any, ids: Tensor, *, chunk: int = 512) -> LongPrompt:
 class Clock(StoppingCriteria):  # type: ignore[misc]
     """Notes when `generate()` has a token of every row, and stops nothing."""
 
-    def __init__(self) -> None:
-        self.times: list[float] = []
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock, self.times = clock, list[float]()
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
-        self.times.append(perf_counter())
+        self.times.append(self.clock())
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
-def by_generate(model: Any, *, temperature: float, tokens: int) -> Way:
+def by_generate(model: Any, *, temperature: float, tokens: int, clock: Callable[[], float]) -> Way:
     """Transformers' `generate()`, from a copy of the cache."""
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
 
     def write(prompt: LongPrompt) -> Written:
         torch.manual_seed(0)
-        clock = Clock()
+        watch = Clock(clock)
         out = model.generate(
             prompt.ids,
             attention_mask=torch.ones_like(prompt.ids),
             past_key_values=copy.deepcopy(prompt.cache),
             max_new_tokens=tokens,
             eos_token_id=None,
-            stopping_criteria=[clock],
+            stopping_criteria=[watch],
             **sampling or {"do_sample": False},
         )
-        step = (clock.times[-1] - clock.times[0]) / (tokens - 1)
+        step = (watch.times[-1] - watch.times[0]) / (tokens - 1)
         return Written(out[:, prompt.ids.shape[1] :].tolist(), step, 1.0)
 
     return write
 
 
-def by_decoder(decoder: SpeculativeDecoder, *, temperature: float, tokens: int) -> Way:
+def by_decoder(
+    decoder: SpeculativeDecoder, *, temperature: float, tokens: int, clock: Callable[[], float]
+) -> Way:
     """Draft trees, from the same cache."""
     sampling = SamplingParams(temperature=temperature)
 
     def write(prompt: LongPrompt) -> Written:
         rows, statistics = len(prompt.ids), Statistics()
         texts: list[list[int]] = [[] for _ in range(rows)]
+        times = list[float]()
         rounds = decoder.stream(
             prompt.ids.tolist(),
             seed=list(range(rows)),
@@ -149,11 +149,11 @@ def by_decoder(decoder: SpeculativeDecoder, *, temperature: float, tokens: int) 
         )
         with closing(rounds):
             for one in rounds:
+                times.append(clock())
                 for record in one.rows:
                     texts[record.row] += record.tokens
-        sums = statistics.sums
-        written = (sums["tokens"] - sums["prefill_tokens"]) / rows
-        return Written(texts, sums["round_seconds"] / written, statistics.tokens_per_round)
+        # The first entry is the pass over the last token of the prompt, as it is in `generate()`.
+        return Written(texts, (times[-1] - times[0]) / (tokens - 1), statistics.tokens_per_round)
 
     return write
 
@@ -180,6 +180,11 @@ def long_texts(
     tokens: Annotated[int, typer.Option(help="Of every text.", min=3)] = 64,
     repetitions: Annotated[int, typer.Option(help="Of every text, in turns.", min=1)] = 3,
     threads: Annotated[int, typer.Option(help="Of torch.", min=1)] = 2,
+    busy: Annotated[
+        bool,
+        typer.Option("--busy", help="Count the process's own time, on one thread, as on a busy machine."),
+    ] = False,
+    tasks: Annotated[str, typer.Option(help="Kinds of prompts, with commas.")] = "retrieval,problems",
     output: Annotated[Path | None, typer.Option(help="A CSV file for every time.")] = None,
 ) -> None:
     """Time tokens after long prompts: `generate()`, ordinary decoding, and drafts from a window of the text.
@@ -193,7 +198,13 @@ def long_texts(
       python -m benchmarks long-texts --data DATA --widen 50e6 --tokens 32
       python -m benchmarks long-texts --data DATA --lengths 512,1024,2048,4096 --windows 256 --rows 8
     """
+    threads = 1 if busy else threads
     torch.set_num_threads(threads)
+    timed: Any = {
+        "temperature": temperature,
+        "tokens": tokens,
+        "clock": process_time if busy else perf_counter,
+    }
     model = named_model(target, "cpu", dtype)
     if widen:
         model = widen_to(model, parameters=widen, dtype=getattr(torch, dtype))
@@ -202,11 +213,12 @@ def long_texts(
     typer.echo(
         f"{device_name()}, {threads} threads: {target}, {parameter_count(model) / 1e6:.0f}M parameters, "
         f"{dtype}, temperature {temperature:g}, {rows} row(s), {tokens} tokens a text"
+        + (", the process's own time" if busy else "")
     )
     found: list[tuple[int, str, int, int, float, float]] = []
     for length in map(int, lengths.split(",")):
         model = stretched(model, length + tokens)
-        ways = {"generate()": by_generate(model, temperature=temperature, tokens=tokens)}
+        ways = {"generate()": by_generate(model, **timed)}
         backend, verifier = load(model), create("verifiers", "recursive-rejection")
         lookup = PromptLookup(backend.vocab_size)
         parts: list[tuple[str, Any, TreePolicy]] = [("ordinary decoding", lookup, Ordinary())]
@@ -216,8 +228,10 @@ def long_texts(
             parts += [(f"{window}, {name}", drafter, policy) for name, policy in policies(law=law).items()]
         for name, drafter, policy in parts:
             decoder = SpeculativeDecoder(backend, drafter, policy, verifier)
-            ways[name] = by_decoder(decoder, temperature=temperature, tokens=tokens)
-        given = held_out.long_prompts(data, tokenizer, count=rows * batches, length=length, tasks=TASKS)
+            ways[name] = by_decoder(decoder, **timed)
+        given = held_out.long_prompts(
+            data, tokenizer, count=rows * batches, length=length, tasks=tasks.split(",")
+        )
         prompts = [of_task[batch::batches] for of_task in given.values() for batch in range(batches)]
         seconds: dict[str, list[list[float]]] = {name: [[] for _ in prompts] for name in ways}
         gains: dict[str, list[float]] = {name: [] for name in ways}
@@ -237,9 +251,8 @@ def long_texts(
         typer.echo(
             f"\nafter {length} tokens; at their end the target loses {sum(losses) / len(losses):.2f} nats a token"
         )
-        typer.echo(
-            f"{'window and trees':<22}{'tokens/round':>13}{'ms/token':>10}{'x ordinary':>12}{'same texts':>12}"
-        )
+        head = f"{'window and trees':<22}{'tokens/round':>13}{'ms/token':>10}"
+        typer.echo(f"{head}{'x ordinary':>12}{'same texts':>12}")
         base = sum(map(median, seconds["ordinary decoding"]))
         for name, times in seconds.items():
             taken = sum(map(median, times))

@@ -45,8 +45,8 @@ class Windowed(Drafter):
         if not self.target.reads_windows:
             raise UnsupportedModel(
                 f"{type(self.target).__name__} reads no window of a text (its reads_windows is "
-                f"{self.target.reads_windows}), as with recurrent layers, trees path by path, captured passes, "
-                "an engine or several processes; draft with a model or by prompt lookup."
+                f"{self.target.reads_windows}), as with recurrent layers, trees path by path, captured "
+                "passes, an engine or several processes; draft with a model or by prompt lookup."
             )
 
     @property
@@ -67,8 +67,8 @@ class Windowed(Drafter):
         self._round.join([[] for _ in range(rows)])
         if len(self.target.lengths) != len(self._round):
             raise InvalidInput(
-                f"The drafter's target holds {len(self.target.lengths)} row(s), not the {len(self._round)} of "
-                "the drafter; give the drafter the same backend object as the decoder."
+                f"The drafter's target holds {len(self.target.lengths)} row(s), not the {len(self._round)} "
+                "of the drafter; give the drafter the same backend object as the decoder."
             )
 
     def release(self, rows: Sequence[int] | None = None) -> None:

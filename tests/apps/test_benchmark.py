@@ -135,15 +135,15 @@ def test_long_texts_are_drafted_by_the_target_itself(measure, tmp_path):
     (tmp_path / "wikitext2_test.txt").write_text(f"{'The town lies on the river. ' * 30}\n" * 2)
     question = {"question_id": 1, "category": "qa", "turns": ["Where is the town?"]}
     (tmp_path / "spec_bench_half.jsonl").write_text(json.dumps(question) + "\n")
-    few = ["--lengths", "40,60", "--windows", "8,100", "--target", "llama-draft", "--rows", 2, "--tokens", 6]
-    result = measure("long-texts", "--data", tmp_path, *few, "--repetitions", 1, "--output", tmp_path / "ms.csv")
+    few = ["--lengths", "40,60", "--windows", "8,100", "--target", "llama-draft", "--rows", 2]
+    result = measure("long-texts", "--data", tmp_path, *few, "--tokens", 6, "--output", tmp_path / "ms.csv")
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.stdout.splitlines() if line.endswith("4 of 4")]
     assert len(lines) == 2 * 9  # every text of every way is that of ordinary decoding
     by_name = {" ".join(line[:-6]): float(line[-6]) for line in lines}
     assert by_name["generate()"] == by_name["ordinary decoding"] == 1
     assert by_name["100, chain of 4"] > 2  # it reads the whole text
-    assert len((tmp_path / "ms.csv").read_text(encoding="utf-8").splitlines()) == 1 + 2 * 2 * 9
+    assert len((tmp_path / "ms.csv").read_text(encoding="utf-8").splitlines()) == 1 + 2 * 2 * 9 * 3
 
 
 def test_the_help_parts_times_from_research_and_names_every_measurement(measure, monkeypatch):
