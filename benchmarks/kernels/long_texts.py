@@ -248,9 +248,7 @@ def long_texts(
                     if not repetition:
                         gains[name].append(written.per_round)
                         same[name] += sum(map(list.__eq__, written.tokens, expected))
-        typer.echo(
-            f"\nafter {length} tokens; at their end the target loses {sum(losses) / len(losses):.2f} nats a token"
-        )
+        typer.echo(f"\nafter {length} tokens; last {JUDGED}: {sum(losses) / len(losses):.2f} nats a token")
         head = f"{'window and trees':<22}{'tokens/round':>13}{'ms/token':>10}"
         typer.echo(f"{head}{'x ordinary':>12}{'same texts':>12}")
         base = sum(map(median, seconds["ordinary decoding"]))
