@@ -21,6 +21,7 @@ from draftwood.testing.diagnosis.chi_square import SIGNIFICANCE, ChiSquareResult
 from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.diagnosis.tree_text import tree_as_text
 from draftwood.testing.proofs.lossless import JointLaw, target_law
+from draftwood.testing.samplers.ordinary_calls import CALLS, FEWER_CALLS
 from draftwood.testing.samplers.sampler_cases import (
     PLAIN,
     PROMPT,
@@ -44,7 +45,7 @@ _FINE = 1e-5
 """Largest error from the steps of uniforms that a tolerance allows: above that of some float32 uniforms."""
 
 _LOOKED_AT = 12
-"""Drafts that are repeated before a verdict against a sampler."""
+"""Drafts that are repeated, or compared with ordinary calls, before a verdict."""
 
 _SHOWN = 8
 """Most models, and most lines of a draft, that a printed report holds."""
@@ -304,8 +305,12 @@ def measure_sampler(
             errors[name] = law_found.error(expected_law)
             expected[name] = _mean_tokens(possible, emitted)
             worst.see(name, law_found, expected_law, possible, emitted)
-    if samples is None and (checked.fault or max(errors.values()) > _FINE):
-        checked.look_again([drawn for drawn, _ in worst.evidence[:_LOOKED_AT]])
+    if samples is None:
+        against = bool(checked.fault) or max(errors.values()) > _FINE
+        if against:
+            checked.look_again([drawn for drawn, _ in worst.evidence[:_LOOKED_AT]])
+        told = [worst.likeliest, *worst.evidence[: _LOOKED_AT - 1]]
+        checked.compare_with_calls(told, CALLS if against else FEWER_CALLS)
     return SamplerReport(
         errors=errors,
         expected_tokens=expected,
@@ -347,6 +352,12 @@ class _Worst:
     error: float = -1.0
     text: str = ""
     evidence: list[tuple[Draft, Emitted]] = attrs.field(factory=list)
+    _at: int = 0
+
+    @property
+    def likeliest(self) -> tuple[Draft, Emitted]:
+        """Returns the draft from which the sequence most likely comes, with the law of its emitted tokens."""
+        return self.evidence[self._at]
 
     def see(
         self,
@@ -356,6 +367,7 @@ class _Worst:
         possible: Sequence[Draft],
         emitted: Sequence[Emitted],
     ) -> None:
+        begin = len(self.evidence)
         self.evidence += zip(possible, emitted, strict=True)
         error = law.error(expected_law)
         if not error > self.error:
@@ -363,6 +375,7 @@ class _Worst:
         self.error = error
         tokens = law.worst(expected_law)
         likeliest = max(range(len(possible)), key=partial(_chance, possible, emitted, tokens))
+        self._at = begin + likeliest
         likely = ", ".join(f"{text}: {chance:.6g}" for text, chance in sorted(emitted[likeliest].items()))
         self.text = (
             f"tokens {tokens} have probability {law.probabilities.get(tokens, 0.0):.12g} and should have "

@@ -22,6 +22,7 @@ from draftwood.testing.models.toy import NextTokenModel
 from draftwood.testing.proofs.enumerator import BudgetExceeded, EndlessRun, Enumerator, enumerate_outcomes
 from draftwood.testing.proofs.hidden_randomness import drawn_from, kept_states, process_states
 from draftwood.testing.proofs.lossless import target_law
+from draftwood.testing.samplers.ordinary_calls import compare_with_calls
 from draftwood.testing.samplers.sampler_cases import PROMPT, Draft, SamplerCase, likely_breaks
 from draftwood.testing.samplers.torch_randomness import RAISED, as_tokens, torch_randomness
 from draftwood.testing.samplers.unseen_sources import source_of
@@ -166,6 +167,14 @@ class CheckedSampler:
                     "it was repeated. So its outcomes cannot be listed; give samples=."
                 )
         self.calls = calls
+
+    def compare_with_calls(self, evidence: Sequence[tuple[Draft, Emitted]], calls: int) -> None:
+        """Raise `CannotEnumerate` where the enumerated laws are not those of ordinary calls."""
+        if self.uniforms is not None:
+            return
+        before = self.calls
+        compare_with_calls(lambda draft: self._call(draft, draft.case), evidence, calls=calls, seed=self.seed)
+        self.calls = before
 
     def _twice(self, run: Callable[[], T]) -> T:
         """Returns what `run` gives; raises `UnseenChance` unless it gives it again and draws nothing else."""
