@@ -184,7 +184,7 @@ COINS: dict[str, Callable[[], Any]] = {
     "random.gammavariate": lambda: 1 - math.exp(-random.gammavariate(1, 1)),
     "random.weibullvariate": lambda: 1 - math.exp(-random.weibullvariate(1, 1)),
     "random.lognormvariate": lambda: stats.lognorm.cdf(random.lognormvariate(0, 1), 1),
-    "random.shuffle": lambda: (x := list(range(4)), random.shuffle(x), (x[0] + random.random()) / 4)[2],
+    "random.shuffle": lambda: (x := [0, 1], random.shuffle(x), (x[0] + random.random()) / 2)[2],
     "a seeded Random outside": SEEDED.random,
     "a seeded Random outside, uniform": lambda: SEEDED.uniform(0, 1),
     "a Random inside": lambda: random.Random().uniform(0, 1),
@@ -230,7 +230,7 @@ COINS: dict[str, Callable[[], Any]] = {
     "np.random.normal": lambda: special.ndtr(np.random.normal()),
     "np.random.randn of many": lambda: special.ndtr(np.random.randn(3)[2]),
     "np.random.beta": lambda: np.random.beta(1, 1),
-    "np.random.permutation": lambda: (np.random.permutation(4)[0] + np.random.rand()) / 4,
+    "np.random.permutation": lambda: (np.random.permutation(2)[0] + np.random.rand()) / 2,
     "np.random.choice": lambda: np.random.choice(10**6) / 10**6,
     "np.random.bytes": lambda: int.from_bytes(np.random.bytes(6), "big") / 2**48,
     "np.random.logistic": lambda: special.expit(np.random.logistic()),
@@ -269,7 +269,7 @@ COINS: dict[str, Callable[[], Any]] = {
     "torch.randint": lambda: torch.randint(2**31, (1,)).item() / 2**31,
     "torch.randint, high=": lambda: torch.randint(low=0, high=2**31, size=(1,))[0].double() / 2**31,
     "torch.randint_like": lambda: torch.randint_like(torch.zeros(1, dtype=F64), 2**31)[0] / 2**31,
-    "torch.randperm": lambda: (torch.randperm(4)[0] + torch.rand((), dtype=F64)) / 4,
+    "torch.randperm": lambda: (torch.randperm(2)[0] + torch.rand((), dtype=F64)) / 2,
     "torch.bernoulli's bits": lambda: (
         (torch.bernoulli(torch.full((8,), 0.5, dtype=F64)) * 2.0 ** -torch.arange(1, 9, dtype=F64)).sum()
         + torch.rand((), dtype=F64) / 256

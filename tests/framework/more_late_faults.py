@@ -1,4 +1,4 @@
-"""Policies and verifiers with options, whose fault shows at their default settings only; and right odd ones."""
+"""Strategies whose fault shows at their default settings only, and right odd ones."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -49,7 +50,7 @@ def assert_decoded_laws(policy: TreePolicy, verifier: Verifier, *, seed: int = 0
     A token's rank by the law that it should have, most likely first, with its own share of it drawn, is
     uniform in [0, 1), whatever came before. The ranks of a run are tested by chi-square: of drafted tokens in
     all, by depth, by number among siblings, by node and by row; of written tokens in all, by
-    row and by the text's length. So any settings can be looked at, and a bias of some size is seen; needs
+    row and by the text's length; and each token must come as often as its probabilities say. So any settings can be looked at, and a bias of some size is seen; needs
     scipy. Written tokens are those that decoding returns, and their law is the target model's own, or the one
     that the verifier declares, so that faults of everything between the two are seen.
 
@@ -80,10 +81,12 @@ def assert_decoded_laws(policy: TreePolicy, verifier: Verifier, *, seed: int = 0
 
 @attrs.define
 class _Ranks:
-    """Counts of ranks in each of the bins, by group."""
+    """Counts of ranks in each of the bins, by group; and of each token, with the number that should come."""
 
     chance: random.Random
     counts: dict[str, list[int]] = attrs.field(factory=dict)
+    tokens: dict[int, int] = attrs.field(factory=dict)
+    expected: Tensor | float = 0.0
 
     @property
     def count(self) -> int:
@@ -99,6 +102,8 @@ class _Ranks:
         place = min(int(rank * _BINS), _BINS - 1)
         for group in ("in all", *groups):
             self.counts.setdefault(group, [0] * _BINS)[place] += 1
+        self.tokens[token] = self.tokens.get(token, 0) + 1
+        self.expected = self.expected + law.double() / law.double().sum()
         return True
 
     def test(self, what: str) -> float:
@@ -119,7 +124,22 @@ class _Ranks:
                     f"share of {counts[worst] / total:.3f}; it should have 0.100 (p = {found.p_value:.1g}).",
                     error=abs(counts[worst] / total - 1 / _BINS),
                 )
+        self._test_tokens(what)
         return smallest
+
+    def _test_tokens(self, what: str) -> None:
+        """Raise `LawBroken` for a token that comes too often or too seldom, which ranks do not show."""
+        expected = torch.as_tensor(self.expected).reshape(-1).tolist()
+        for token, due in enumerate(expected):
+            came = self.tokens.get(token, 0)
+            # Chernoff's bound for a sum of coins whose chances are known before each.
+            apart = due - came + (came * math.log(came / due) if came else 0.0)
+            if due > 0 and apart > math.log(2 * len(expected) / SIGNIFICANCE):
+                raise LawBroken(
+                    f"{what} token {token} came {came} times in {self.count:,} and should have come "
+                    f"{due:.0f} times.",
+                    error=abs(came - due) / self.count,
+                )
 
 
 def _run(
