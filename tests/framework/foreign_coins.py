@@ -144,7 +144,7 @@ def _state_set_back() -> Any:
 
 
 def _sum_of_bits() -> float:
-    return sum(int(random.random() < 0.5) / 2**place for place in range(1, 9)) + random.random() / 2**8
+    return sum(int(random.random() < 0.5) / 2**place for place in (1, 2)) + random.random() / 4
 
 
 def _dropout() -> Any:
@@ -271,8 +271,8 @@ COINS: dict[str, Callable[[], Any]] = {
     "torch.randint_like": lambda: torch.randint_like(torch.zeros(1, dtype=F64), 2**31)[0] / 2**31,
     "torch.randperm": lambda: (torch.randperm(2)[0] + torch.rand((), dtype=F64)) / 2,
     "torch.bernoulli's bits": lambda: (
-        (torch.bernoulli(torch.full((8,), 0.5, dtype=F64)) * 2.0 ** -torch.arange(1, 9, dtype=F64)).sum()
-        + torch.rand((), dtype=F64) / 256
+        (torch.bernoulli(torch.full((2,), 0.5, dtype=F64)) * 2.0 ** -torch.arange(1, 3, dtype=F64)).sum()
+        + torch.rand((), dtype=F64) / 4
     ),
     "torch.normal": lambda: torch.special.ndtr(torch.normal(0.0, 1.0, (1,), dtype=F64))[0],
     "Tensor.normal_": lambda: torch.special.ndtr(torch.zeros(1, dtype=F64).normal_())[0],

@@ -49,10 +49,11 @@ def assert_decoded_laws(policy: TreePolicy, verifier: Verifier, *, seed: int = 0
 
     A token's rank by the law that it should have, most likely first, with its own share of it drawn, is
     uniform in [0, 1), whatever came before. The ranks of a run are tested by chi-square: of drafted tokens in
-    all, by depth, by number among siblings, by node and by row; of written tokens in all, by
-    row and by the text's length; and each token must come as often as its probabilities say. So any settings can be looked at, and a bias of some size is seen; needs
-    scipy. Written tokens are those that decoding returns, and their law is the target model's own, or the one
-    that the verifier declares, so that faults of everything between the two are seen.
+    all, by depth, by number among siblings, by node and by row; of written tokens in all, by row and by the
+    text's length. Each token must also come as often as its probabilities say. So any settings can be looked
+    at, and a bias of some size is seen; needs scipy. Written tokens are those that decoding returns, and
+    their law is the target model's own, or the one that the verifier declares, so that faults of everything
+    between the two are seen.
 
     Returns:
         What was drawn, and the smallest bias that would have been seen.

@@ -11,9 +11,9 @@ import torch
 
 from draftwood.testing.diagnosis.intervals import CannotEnumerate
 from draftwood.testing.proofs.hidden_randomness import kept_states
+from draftwood.testing.samplers.continued_laws import Emitted, Text
 from draftwood.testing.samplers.sampler_cases import Draft
-
-Text = tuple[int, ...]
+from draftwood.testing.samplers.torch_randomness import RAISED
 
 CALLS = 100
 """Calls on a draft before a verdict against a sampler."""
@@ -27,7 +27,7 @@ _SELDOM = 1e-9
 
 def compare_with_calls(
     call: Callable[[Draft], Text],
-    evidence: Sequence[tuple[Draft, dict[Text, float]]],
+    evidence: Sequence[tuple[Draft, Emitted]],
     *,
     calls: int,
     seed: int,
@@ -56,10 +56,14 @@ def compare_with_calls(
                 # Chernoff's bound for each share.
                 if calls * _divergence(share, chance) > math.log(2 / _SELDOM):
                     raise CannotEnumerate(
-                        f"With ordinary random numbers it emits {text} in {share:.3f} of {calls} calls, and "
-                        f"with numbers that are not drawn yet with probability {chance:.3f}, so it tells them "
-                        "apart and its outcomes cannot be listed; give samples=."
+                        f"With ordinary random numbers {_told(text)} comes in {share:.3f} of {calls} calls, "
+                        f"and with numbers that are not drawn yet with probability {chance:.3f}, so it tells "
+                        "them apart and its outcomes cannot be listed; give samples=."
                     )
+
+
+def _told(text: Text) -> str:
+    return "an error" if text == RAISED else f"the text {text}"
 
 
 def _divergence(share: float, chance: float) -> float:
