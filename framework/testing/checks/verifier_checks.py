@@ -15,7 +15,13 @@ from draftwood.laws.proposals import Proposal
 from draftwood.laws.randomness import CounterRandomness, TapeRandomness
 from draftwood.protocols import Verifier, registry
 from draftwood.protocols.compatibility import laws_of
-from draftwood.testing.checks.check_runs import assert_declared, check_settings, for_models, served_models
+from draftwood.testing.checks.check_runs import (
+    MANY_ROWS,
+    assert_declared,
+    check_settings,
+    for_models,
+    served_models,
+)
 from draftwood.testing.checks.lossy_checks import check_lossiness
 from draftwood.testing.models.generators import distributions, token_trees
 from draftwood.testing.models.proof_models import (
@@ -42,6 +48,7 @@ from draftwood.testing.proofs.checked_verifier import CheckedVerifier
 from draftwood.testing.proofs.decoded_laws import assert_decoded_laws
 from draftwood.testing.proofs.enumerator import BudgetExceeded, enumerate_outcomes
 from draftwood.testing.proofs.hidden_randomness import forbid_hidden_randomness
+from draftwood.testing.proofs.judged_rows import assert_judged_alike
 from draftwood.testing.proofs.lossless import assert_lossless
 from draftwood.testing.proofs.round_proof import assert_round_lossless
 from draftwood.trees.tree import TokenTree
@@ -313,25 +320,10 @@ def check_together(verifier: Verifier, models: int) -> None:
             for tree in trees
         ]
         # Several samples of one prompt: equal rows still have their own draws.
-        trees, rows = [*trees, trees[0]], [*rows, rows[0].clone()]
-        alone, together = _tapes(seed, len(trees)), _tapes(seed, len(trees))
-        try:
-            expected = [verifier.verify(*row) for row in zip(trees, rows, alone, strict=True)]
-        except InvalidDistribution:
-            return
-        outcomes = verifier.verify_rows(trees, rows, together)
-        assert len(outcomes) == len(trees), (
-            f"{verifier} gives {len(outcomes)} outcomes for {len(trees)} rows."
-        )
-        for row, (outcome, expected_outcome) in enumerate(zip(outcomes, expected, strict=True)):
-            assert outcome == expected_outcome, (
-                f"{verifier} gives row {row} of {len(trees)} {outcome}, but {expected_outcome} if it is the "
-                "only row."
-            )
-            used, needed = together[row].used, alone[row].used
-            assert used == needed, (
-                f"{verifier} makes {used} draws for row {row} of {len(trees)}, but {needed} if it is the "
-                "only row."
+        for count in (len(trees) + 1, MANY_ROWS):
+            repeated = [number % len(trees) for number in range(count)]
+            assert_judged_alike(
+                verifier, [trees[at] for at in repeated], [rows[at].clone() for at in repeated], seed
             )
 
     both()
@@ -375,10 +367,6 @@ def affordable(
                 raise
             continue
         return
-
-
-def _tapes(seed: int, rows: int) -> list[TapeRandomness]:
-    return [TapeRandomness(CounterRandomness.seeded(seed + row).uniforms(1000)) for row in range(rows)]
 
 
 def shapes(verifier: Verifier, *names: str) -> list[Shape]:

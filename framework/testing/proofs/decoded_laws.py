@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,10 @@ _TRIAL = 12
 _DEPTHS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 _SIBLINGS = 8
 _SIZES = (8, 16, 32, 64)
+_WINDOW = 16
+_TAILS = (0.95, 0.99)
+_SURE = 0.9
+_UNLIKELY = "any but the likeliest token, where that has 0.9,"
 _SETTINGS = ((8, 1.0, 0.6, True), (300, 1.0, 0.6, False), (40, 0.4, 0.1, False))
 """Vocabularies, temperatures, how near the draft is to the target, and whether the draft has ties.
 
@@ -82,19 +86,29 @@ def assert_decoded_laws(policy: TreePolicy, verifier: Verifier, *, seed: int = 0
 
 @attrs.define
 class _Ranks:
-    """Counts of ranks in each of the bins, by group; and of each token, with the number that should come."""
+    """Counts of ranks in each of the bins, by group; and of tokens, with the numbers that should come.
+
+    Attributes:
+        chance: draws a token's place in its own share.
+        counts: of each bin, by group.
+        came: of each token `[vocab]`, and of tokens of a kind, by its name.
+        due: the sums of their probabilities.
+    """
 
     chance: random.Random
     counts: dict[str, list[int]] = attrs.field(factory=dict)
-    tokens: dict[int, int] = attrs.field(factory=dict)
-    expected: Tensor | float = 0.0
+    came: dict[str, Tensor] = attrs.field(factory=dict)
+    due: dict[str, Tensor] = attrs.field(factory=dict)
 
     @property
     def count(self) -> int:
         return sum(self.counts.get("in all", ()))
 
-    def see(self, token: int, law: Tensor, groups: Sequence[str]) -> bool:
-        """Note the rank of `token` in `law` `[vocab]`; whether it can come at all."""
+    def see(self, token: int, law: Tensor, groups: Sequence[str], kinds: Mapping[str, Sequence[int]]) -> bool:
+        """Note the rank of `token` in `law` `[vocab]`, and its `kinds`; whether it can come at all.
+
+        Groups and kinds, which are tokens by name, are those that are known before it is drawn.
+        """
         p = law[token]
         if not p > 0:
             return False
@@ -103,9 +117,20 @@ class _Ranks:
         place = min(int(rank * _BINS), _BINS - 1)
         for group in ("in all", *groups):
             self.counts.setdefault(group, [0] * _BINS)[place] += 1
-        self.tokens[token] = self.tokens.get(token, 0) + 1
-        self.expected = self.expected + law.double() / law.double().sum()
+        shares = law.double() / law.double().sum()
+        self._count("token", torch.zeros_like(shares).index_fill(0, torch.tensor(token), 1.0), shares)
+        ranked, order = shares.sort(descending=True)
+        before = ranked.cumsum(0) - ranked
+        tails = {f"a token of the last {1 - part:.0%}": order[before >= part].tolist() for part in _TAILS}
+        if ranked[0] > _SURE:
+            tails[_UNLIKELY] = order[1:].tolist()
+        for kind, tokens in {**kinds, **tails}.items():
+            self._count(kind, torch.tensor([float(token in tokens)]), shares[list(tokens)].sum().reshape(1))
         return True
+
+    def _count(self, kind: str, came: Tensor, due: Tensor) -> None:
+        self.came[kind] = self.came.get(kind, 0) + came.double()
+        self.due[kind] = self.due.get(kind, 0) + due
 
     def test(self, what: str) -> float:
         """The smallest bias that is seen in all of them; raises `LawBroken` for one that there is."""
@@ -125,22 +150,20 @@ class _Ranks:
                     f"share of {counts[worst] / total:.3f}; it should have 0.100 (p = {found.p_value:.1g}).",
                     error=abs(counts[worst] / total - 1 / _BINS),
                 )
-        self._test_tokens(what)
+        for kind, due in self.due.items():
+            for number, pair in enumerate(zip(self.came[kind].tolist(), due.tolist(), strict=True)):
+                self._compare(f"{what} {kind}" + f" {number}" * (kind == "token"), *pair)
         return smallest
 
-    def _test_tokens(self, what: str) -> None:
-        """Raise `LawBroken` for a token that comes too often or too seldom, which ranks do not show."""
-        expected = torch.as_tensor(self.expected).reshape(-1).tolist()
-        for token, due in enumerate(expected):
-            came = self.tokens.get(token, 0)
-            # Chernoff's bound for a sum of coins whose chances are known before each.
-            apart = due - came + (came * math.log(came / due) if came else 0.0)
-            if due > 0 and apart > math.log(2 * len(expected) / SIGNIFICANCE):
-                raise LawBroken(
-                    f"{what} token {token} came {came} times in {self.count:,} and should have come "
-                    f"{due:.0f} times.",
-                    error=abs(came - due) / self.count,
-                )
+    def _compare(self, what: str, came: float, due: float) -> None:
+        """Raise `LawBroken` for tokens that come too often or too seldom, which ranks may not show."""
+        # Chernoff's bound for a sum of coins whose chances are known before each.
+        apart = due - came + (came * math.log(came / due) if came and due else 0.0)
+        if due > 0 and apart > math.log(2 * sum(map(len, self.due.values())) / SIGNIFICANCE):
+            raise LawBroken(
+                f"{what} came {came:.0f} times in {self.count:,} and should have come {due:.0f} times.",
+                error=abs(came - due) / self.count,
+            )
 
 
 def _run(
@@ -175,7 +198,7 @@ def _run(
             # A verifier knows the draft's distribution only where something was drafted.
             model = toys.target if place in watched.undrafted(row) else kept
             law = model.probs([*prompt, *text[:place]], temperature)
-            if not written.see(token, law, [f"of row {row}", part]):
+            if not written.see(token, law, [f"of row {row}", part], _repeats([*prompt, *text[:place]])):
                 raise LawBroken(
                     f"{verifier} with {policy} breaks law V: token {token} was written, which "
                     f"{'its own law' if verifier.declares_law else 'the target'} gives probability 0 there."
@@ -225,17 +248,28 @@ class _Watched(Verifier):
 
     def _see(self, tree: TokenTree, row: int) -> None:
         tokens, depths = tree.tokens.tolist(), tree.depths.tolist()
+        paths = {0: tokens[:1]}
         for node, number, child, earlier in _children(tree):
+            paths[child] = [*paths[node], tokens[child]]
             law = tree.proposals[node].conditional(number, earlier)
             groups = [f"of row {row}"]
             groups += [f"from depth {depth} on" for depth in _DEPTHS if depths[child] >= depth]
             groups += [f"from node {size} of a tree on" for size in _SIZES if child >= size]
             groups += [f"that are number {number} among siblings"] if number < _SIBLINGS else []
-            if not self.drafted.see(tokens[child], law, groups):
+            if not self.drafted.see(tokens[child], law, groups, _repeats(paths[node])):
                 raise LawBroken(
                     f"{self.policy} breaks law P: token {tokens[child]} was drawn at depth {depths[child]} "
                     f"as child {number}, after {earlier}, where its declared law gives it probability 0."
                 )
+
+
+def _repeats(text: Sequence[int]) -> dict[str, list[int]]:
+    """Returns the tokens that would repeat one of the last tokens of `text`, by how often."""
+    last = list(text[-_WINDOW:])
+    times = {f"a token that came {count} times shortly before": count for count in (1, 2, 3)}
+    return {name: [t for t in set(last) if last.count(t) == count] for name, count in times.items()} | {
+        "a token that follows itself": last[-1:]
+    }
 
 
 def _children(tree: TokenTree) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
