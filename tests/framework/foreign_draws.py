@@ -424,7 +424,8 @@ def scipy_multinomial(weights: Tensor) -> int:
 def systematic(weights: Tensor) -> int:
     """One comb of evenly spaced teeth, of which one is taken."""
     teeth = (torch.arange(4, dtype=F64) + coin()) / 4
-    found = torch.searchsorted(normal(weights).cumsum(0), teeth, right=True)
+    heights = weights.cumsum(0)
+    found = torch.searchsorted(heights, teeth * heights[-1], right=True)
     return int(found[torch.randint(4, ())])
 
 

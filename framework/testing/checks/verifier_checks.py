@@ -31,6 +31,7 @@ from draftwood.testing.models.proof_models import (
     ProofModels,
     large_models,
     narrow_models,
+    open_models,
 )
 from draftwood.testing.models.small_strategies import fits, toy_drafter
 from draftwood.testing.models.toy import ConstantModel, NextTokenModel, ToyModel
@@ -39,6 +40,7 @@ from draftwood.testing.models.tree_shapes import (
     CHAINS,
     DEEP,
     DEEP_CHAINS,
+    LONG_CHAIN,
     Shape,
     ShapedPolicy,
     ShapeTrees,
@@ -61,6 +63,9 @@ _LARGEST = (
     "one with two",
 )
 """Shapes that hold all smaller ones."""
+
+_EIGHT_LEVELS = (2, 1, 1, 1, 1, 2, 1, 1)
+"""Tokens that drafts leave open at the levels of a long chain."""
 
 _MOST = 800
 """Outcomes of one case, where a smaller one would do."""
@@ -167,14 +172,16 @@ def check_deep(verifier: Verifier, law: type[Proposal], models: int) -> None:
         # Where chain and leaf together are too many outcomes, the chain is proved by itself.
         cases = [(deep_shape, toys) for deep_shape in (shape, *DEEP_CHAINS.values())]
         affordable(verifier, cases, law, depth_first=True, padding=2)
+    (longer,) = served_models(verifier, [narrow_models(5, _EIGHT_LEVELS, target_support=2, drafters=2)])
+    prove_round(verifier, LONG_CHAIN, law, longer)
 
 
 def check_wide(verifier: Verifier, law: type[Proposal], models: int) -> None:
-    """The target's law comes out over eight tokens, over 131,072, and with five siblings."""
+    """The target's law comes out over eight tokens, 40, 300 and 131,072, and with five siblings."""
     (wide,) = served_models(verifier, WIDE_MODELS)
     prove_round(verifier, BRANCHING["two"] if verifier.branches else CHAINS["one"], law, wide)
-    (many,) = served_models(verifier, [large_models()])
-    prove_round(verifier, CHAINS["one"], law, many)
+    for many in served_models(verifier, [large_models(), open_models(300, 2), open_models(40, 40)]):
+        prove_round(verifier, CHAINS["one"], law, many)
     if verifier.branches:
         # Where siblings may be equal, two tokens make thirty-two of them.
         distinct = not _may_repeat(law)

@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 import attrs
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.decoding.decoder import SpeculativeDecoder
@@ -89,48 +90,60 @@ class _Ranks:
     """Counts of ranks in each of the bins, by group; and of tokens, with the numbers that should come.
 
     Attributes:
+        vocab_size: of the tokens.
         chance: draws a token's place in its own share.
         counts: of each bin, by group.
-        came: of each token `[vocab]`, and of tokens of a kind, by its name.
-        due: the sums of their probabilities.
+        tokens: how often each token came, and the sum of its probabilities `[2, vocab]`.
+        kinds: the same two numbers of tokens of a kind, by its name.
     """
 
+    vocab_size: int
     chance: random.Random
     counts: dict[str, list[int]] = attrs.field(factory=dict)
-    came: dict[str, Tensor] = attrs.field(factory=dict)
-    due: dict[str, Tensor] = attrs.field(factory=dict)
+    tokens: NDArray[Any] = attrs.field(init=False)
+    kinds: dict[str, list[float]] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.tokens = np.zeros((2, self.vocab_size))
 
     @property
     def count(self) -> int:
         return sum(self.counts.get("in all", ()))
 
     def see(self, token: int, law: Tensor, groups: Sequence[str], kinds: Mapping[str, Sequence[int]]) -> bool:
-        """Note the rank of `token` in `law` `[vocab]`, and its `kinds`; whether it can come at all.
+        """Note the rank of `token` in `law` `[vocab]`, and its kinds; whether it can come at all.
 
         Groups and kinds, which are tokens by name, are those that are known before it is drawn.
         """
-        p = law[token]
+        shares = law.double().numpy()
+        shares = shares / shares.sum()
+        p = shares[token]
         if not p > 0:
             return False
-        earlier = (law > p).logical_or((law == p) & (torch.arange(len(law)) < token))
-        rank = (float(law[earlier].sum()) + self.chance.random() * float(p)) / float(law.sum())
+        earlier = (shares > p) | ((shares == p) & (np.arange(len(shares)) < token))
+        rank = float(shares[earlier].sum()) + self.chance.random() * float(p)
         place = min(int(rank * _BINS), _BINS - 1)
         for group in ("in all", *groups):
             self.counts.setdefault(group, [0] * _BINS)[place] += 1
-        shares = law.double() / law.double().sum()
-        self._count("token", torch.zeros_like(shares).index_fill(0, torch.tensor(token), 1.0), shares)
-        ranked, order = shares.sort(descending=True)
-        before = ranked.cumsum(0) - ranked
-        tails = {f"a token of the last {1 - part:.0%}": order[before >= part].tolist() for part in _TAILS}
+        self.tokens[0, token] += 1
+        self.tokens[1] += shares
+        for kind, tokens in kinds.items():
+            self._count(kind, token in tokens, float(shares[list(tokens)].sum()))
+        ranked = -np.sort(-shares)
+        before = ranked.cumsum() - ranked
+        own = float(before[int(earlier.sum())])
+        for part in _TAILS:
+            self._count(
+                f"a token of the last {1 - part:.0%}", own >= part, float(ranked[before >= part].sum())
+            )
         if ranked[0] > _SURE:
-            tails[_UNLIKELY] = order[1:].tolist()
-        for kind, tokens in {**kinds, **tails}.items():
-            self._count(kind, torch.tensor([float(token in tokens)]), shares[list(tokens)].sum().reshape(1))
+            self._count(_UNLIKELY, bool(earlier.any()), 1 - float(ranked[0]))
         return True
 
-    def _count(self, kind: str, came: Tensor, due: Tensor) -> None:
-        self.came[kind] = self.came.get(kind, 0) + came.double()
-        self.due[kind] = self.due.get(kind, 0) + due
+    def _count(self, kind: str, came: bool, due: float) -> None:
+        both = self.kinds.setdefault(kind, [0.0, 0.0])
+        both[0] += came
+        both[1] += due
 
     def test(self, what: str) -> float:
         """The smallest bias that is seen in all of them; raises `LawBroken` for one that there is."""
@@ -150,20 +163,17 @@ class _Ranks:
                     f"share of {counts[worst] / total:.3f}; it should have 0.100 (p = {found.p_value:.1g}).",
                     error=abs(counts[worst] / total - 1 / _BINS),
                 )
-        for kind, due in self.due.items():
-            for number, pair in enumerate(zip(self.came[kind].tolist(), due.tolist(), strict=True)):
-                self._compare(f"{what} {kind}" + f" {number}" * (kind == "token"), *pair)
+        named = {f"token {number}": pair for number, pair in enumerate(self.tokens.T.tolist())} | self.kinds
+        for kind, (came, due) in named.items():
+            # Chernoff's bound for a sum of coins whose chances are known before each.
+            apart = due - came + (came * math.log(came / due) if came and due > 0 else 0.0)
+            if due > 0 and apart > math.log(2 * len(named) / SIGNIFICANCE):
+                raise LawBroken(
+                    f"{what} {kind} came {came:.0f} times in {self.count:,} and should have come {due:.0f} "
+                    "times.",
+                    error=abs(came - due) / self.count,
+                )
         return smallest
-
-    def _compare(self, what: str, came: float, due: float) -> None:
-        """Raise `LawBroken` for tokens that come too often or too seldom, which ranks may not show."""
-        # Chernoff's bound for a sum of coins whose chances are known before each.
-        apart = due - came + (came * math.log(came / due) if came and due else 0.0)
-        if due > 0 and apart > math.log(2 * sum(map(len, self.due.values())) / SIGNIFICANCE):
-            raise LawBroken(
-                f"{what} came {came:.0f} times in {self.count:,} and should have come {due:.0f} times.",
-                error=abs(came - due) / self.count,
-            )
 
 
 def _run(
@@ -177,7 +187,7 @@ def _run(
 ) -> tuple[_Ranks, _Ranks]:
     vocab_size = toys.target.vocab_size
     chance = random.Random(seed)
-    watched = _Watched(policy, verifier, chance)
+    watched = _Watched(policy, verifier, _Ranks(vocab_size, chance))
     drafter = toy_drafter(policy, *toys.drafts)
     decoder = SpeculativeDecoder(ToyBackend(toys.target), drafter, policy, watched, pass_costs=TOY_COSTS)
     prompts = [[row % vocab_size, 1, row // 2 % vocab_size] for row in range(ROWS)]
@@ -190,7 +200,7 @@ def _run(
         return_dict_in_generate=True,
     )
     assert isinstance(generation, Generation)
-    written = _Ranks(chance)
+    written = _Ranks(vocab_size, chance)
     kept = kept_model(verifier, toys.target, toys.drafts)
     for row, (prompt, text) in enumerate(zip(prompts, generation.tokens, strict=True)):
         for place, token in enumerate(text):
@@ -209,12 +219,12 @@ def _run(
 class _Watched(Verifier):
     """Judges as `verifier` does, and records the ranks of the drafted tokens that it saw."""
 
-    def __init__(self, policy: TreePolicy, verifier: Verifier, chance: random.Random) -> None:
+    def __init__(self, policy: TreePolicy, verifier: Verifier, drafted: _Ranks) -> None:
         self.policy, self.verifier = policy, verifier
         self.laws, self.lossless, self.adaptive = verifier.laws, verifier.lossless, verifier.adaptive
         self.branches, self.greedy = verifier.branches, verifier.greedy
         self.declares_law = verifier.declares_law
-        self.drafted = _Ranks(chance)
+        self.drafted = drafted
         self._rows: dict[int, tuple[int, Randomness]] = {}
         self._written: dict[int, int] = {}
         self._undrafted: dict[int, set[int]] = {}
