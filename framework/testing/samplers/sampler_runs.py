@@ -163,7 +163,7 @@ class CheckedSampler:
         self.calls = calls
 
     def compare_with_calls(self, evidence: Sequence[tuple[Draft, Emitted]], calls: int) -> None:
-        """Raise `CannotEnumerate` where the enumerated laws are not those of ordinary calls."""
+        """Raise `CannotEnumerate` where the enumerated laws differ from the laws of ordinary calls."""
         if self.uniforms is not None:
             return
         before = self.calls
