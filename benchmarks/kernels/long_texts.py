@@ -116,7 +116,7 @@ def by_generate(model: Any, *, temperature: float, tokens: int, clock: Callable[
         out = model.generate(
             prompt.ids,
             attention_mask=torch.ones_like(prompt.ids),
-            past_key_values=copy.deepcopy(prompt.cache),
+            **{cache_argument(model): copy.deepcopy(prompt.cache)},
             max_new_tokens=tokens,
             eos_token_id=None,
             stopping_criteria=[watch],
