@@ -130,9 +130,10 @@ def test_many_rows_are_written_by_every_way(measure, tmp_path):
 
 
 def test_long_texts_are_drafted_by_the_target_itself(measure, tmp_path):
-    (tmp_path / "gsm8k_test.jsonl").write_text('{"question": "What is 2 + 3?", "answer": "#### 5"}\n' * 9)
+    (tmp_path / "gsm8k_test.jsonl").write_text('{"question": "What is 2 + 3?", "answer": "#### 5"}\n' * 40)
     (tmp_path / "humaneval.jsonl").write_text('{"prompt": "def f(x):\\n"}\n' * 40)
-    (tmp_path / "wikitext2_test.txt").write_text(f"{'The town lies on the river. ' * 30}\n" * 2)
+    passages = [f"Town {number} lies on the river. " * 30 for number in range(4)]
+    (tmp_path / "wikitext2_test.txt").write_text("\n\n".join(passages))
     question = {"question_id": 1, "category": "qa", "turns": ["Where is the town?"]}
     (tmp_path / "spec_bench_half.jsonl").write_text(json.dumps(question) + "\n")
     few = ["--lengths", "40,60", "--windows", "8,100", "--target", "llama-draft", "--rows", 2]
