@@ -14,6 +14,7 @@ from torch.nn import Module
 from draftwood import InvalidInput
 from draftwood.strategies.heads import safeailab, speculators
 from draftwood.strategies.heads.config import Eagle3Config
+from draftwood.strategies.heads.copied import guesses_at_once
 from draftwood.strategies.heads.eagle3 import Eagle3Head
 from draftwood.strategies.heads.files import (
     check_floats,
@@ -41,10 +42,12 @@ def is_head(folder: str | PathLike[str]) -> bool:
     if "speculators_model_type" in description:
         return bool(description["speculators_model_type"] == "eagle3")
     classes = [name.lower() for name in named_classes(description)]
-    if any("peagle" in name for name in classes) or _OF_BLOCKS & description.keys():
+    if guesses_at_once(description) or _OF_BLOCKS & description.keys():
         return False
     # EAGLE-1 and EAGLE-2 are told apart when a head is read.
-    named = any("eagle" in name for name in classes) or description.get("model_type") == "eagle"
+    named = (
+        any(part in name for name in classes for part in _NAMES) or description.get("model_type") == "eagle"
+    )
     return named or "draft_vocab_size" in description or bool(_generation(folder, description))
 
 
@@ -97,18 +100,20 @@ def check_generation(folder: str | PathLike[str]) -> None:
     """
     description = read_description(folder)
     names = [name.lower() for name in named_classes(description)]
-    older = [name for name in names if "eagle" in name and "eagle3" not in name]
+    older = [name for name in names if any(part in name for part in _NAMES) and "eagle3" not in name]
     if description.get("speculators_model_type") is None and (
         description.get("model_type") == "eagle"
         or (older and "draft_vocab_size" not in description)
         or _generation(folder, description) == 1
     ):
+        kind = "ViSpec" if any("vispec" in name for name in names) else "EAGLE-1 or EAGLE-2"
         raise InvalidInput(
-            f"{str(folder)!r} describes a head of EAGLE-1 or EAGLE-2, which reads the target's last layer "
-            "only; EAGLE-3 heads are read, so use one of those."
+            f"{str(folder)!r} describes a head of {kind}, which reads the target's last layer only; EAGLE-3 "
+            "heads are read, so use one of those."
         )
 
 
+_NAMES = ("eagle", "vispec")
 _OF_BLOCKS = {"block_size", "dflash_config", "dspark_config"}
 _OF_EAGLE_3 = ("draft_vocab_size", "eagle_config", "speculators_model_type")
 _BEFORE_EAGLE_3 = frozenset({"fc.weight", "layers.0.self_attn.q_proj.weight"})
