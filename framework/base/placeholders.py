@@ -1,4 +1,4 @@
-"""Small files that stand where a large one should be: what a download left that did not fetch the content."""
+"""Small files in the place of a large one, which a download left that did not fetch the content."""
 
 from __future__ import annotations
 

@@ -45,11 +45,11 @@ class PairAttention(Protocol):
 
 
 class IndexedAttention(PairAttention, Protocol):
-    """Attention of a layer whose indexer chooses, by keys of its own, some of the keys that a pair sees."""
+    """Attention of a layer whose indexer chooses, by separate keys, which ones a pair sees."""
 
     @property
     def seen(self) -> Tensor:
-        """The keys that the pairs may see, bool `[rows, n, slots]`; one row may stand for all."""
+        """The keys that the pairs may see, bool `[rows, n, slots]`; one row may be for all."""
         ...
 
     def hold_index(self, keys: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class IndexedAttention(PairAttention, Protocol):
     def attend_to(
         self, chosen: Tensor, queries: Tensor, keys: Tensor, values: Tensor, scale: float
     ) -> Tensor:
-        """Returns what `attend` returns, of the slots `chosen` `[rows, n, k]` among the seen ones."""
+        """Let queries attend as `attend` does, to the slots `chosen` `[rows, n, k]` among the seen ones."""
         ...
 
 
@@ -135,7 +135,7 @@ def among(seen: Tensor, chosen: Tensor) -> Tensor:
     """Returns which slots a query sees, bool `[rows, n, slots]`: the chosen ones that it may see.
 
     Args:
-        seen: which it may see, likewise; one row may stand for all.
+        seen: which it may see, likewise; one row may be for all.
         chosen: slots, `[rows, n, k]`.
     """
     if chosen.shape[-1] >= seen.shape[-1]:

@@ -97,7 +97,7 @@ class _Unrolled:
         return grouped_attention(queries, torch.cat(all_keys, 2), torch.cat(all_values, 2), own, scale=scale)
 
     def _with(self, queries: Tensor, keys: Tensor, values: Tensor) -> list[list[Tensor]]:
-        """Returns keys and values of every depth, with those of this one, a head for each of `queries`."""
+        """Returns keys and values of every depth, this one included, a head for each of `queries`."""
         group = queries.shape[1] // keys.shape[1]
         known = [some.setdefault(self._layer, []) for some in (self._keys, self._values)]
         for some, new in zip(known, (keys, values), strict=True):

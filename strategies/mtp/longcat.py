@@ -1,4 +1,4 @@
-"""The MTP block of LongCat-Flash: half of one of its doubled layers, which transformers has no class of."""
+"""The MTP block of LongCat-Flash, half of one of its doubled layers; transformers has no class for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DenseLayer(Module):
         )
 
     def forward(self, hidden_states: Tensor, **options: Any) -> Tensor:
-        """Returns states; `options` are those of its attention."""
+        """Returns states; its attention takes `options`."""
         attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **options)
         hidden_states = hidden_states + attended
         out: Tensor = hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
