@@ -27,6 +27,7 @@ from draftwood.backends.model.prompt_reading import read_prompt
 from draftwood.backends.nodes import validation
 from draftwood.backends.nodes.row_inputs import RowInputs
 from draftwood.backends.structure.forward import cache_argument, decoder_prefix, guarded_pass, takes
+from draftwood.backends.structure.layers import count_layers
 from draftwood.backends.weights.streamed import read_ahead
 from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.protocols.model_prompt import ModelPrompt
@@ -108,7 +109,7 @@ class UnrolledBackend(ModelBackend):
             InvalidInput: a model in training mode, or `chunk` below 1.
         """
         super().__init__(model, chunk=chunk)
-        read_ahead(model, layers=self.skippable_layers)
+        read_ahead(model, layers=count_layers(model))
         self._rows: list[UnrolledRow] = []
         self._pass_features: Tensor
         self._prefill_options = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}

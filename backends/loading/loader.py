@@ -29,6 +29,7 @@ from draftwood.base.devices import default_device
 from draftwood.base.errors import DraftwoodError, InvalidInput, OutOfMemory, UnsupportedModel
 from draftwood.base.gguf_name import names_gguf
 from draftwood.base.machine_faults import machine_fault
+from draftwood.base.placeholders import placeholder
 from draftwood.protocols import StateBackend
 
 Attention = Literal["auto", "mask", "paths"]
@@ -298,4 +299,6 @@ def _explained(name: str, error: Exception) -> DraftwoodError:
         return InvalidInput(
             f"{name} is neither a folder here nor a model that the hub gave ({reason[:160]}); check the name."
         )
+    if instead := placeholder(Path(name) / "config.json"):
+        return InvalidInput(f"config.json in {name} {instead}.")
     return InvalidInput(f"The model in {name} could not be read ({reason[:200]}); download it again.")
