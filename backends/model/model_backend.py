@@ -155,6 +155,14 @@ class ModelBackend(RenewedBackend):
                 self._head = OutputHead(self.model, device=self.device)
             return self._head(states)
 
+    def _check_source(self, texts: Sequence[Tensor]) -> None:
+        """Refuse texts of an encoder-decoder, which needs a source."""
+        if self.model.config.is_encoder_decoder and texts:
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} is an encoder-decoder, which writes about a source; give "
+                "ModelPrompt.of(model, **inputs), with what its processor or tokenizer returns."
+            )
+
     def _joined(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         """The features of every row, from its pieces, for `take_features`."""
         if self._reader is None:

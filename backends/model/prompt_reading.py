@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.utils import ModelOutput
 
 from draftwood.backends.model.features import Features, Pieces
 from draftwood.backends.model.model_cache import columns_of, copied_inputs
-from draftwood.backends.nodes.row_inputs import RowInputs
+from draftwood.backends.nodes.row_inputs import RowInputs, Source
 from draftwood.backends.structure.forward import cache_argument, decoder_prefix, input_device
 from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.decoding.given_cache import filled_cache
@@ -156,6 +156,23 @@ def read_prompt(
         features,
         _source_inputs(step) if prefix else {},
     )
+
+
+def source_of(read: PromptRead, *, name: str) -> Source | None:
+    """Returns the sources of an encoder-decoder's prompts as all rows of a pass are given them; else None.
+
+    Raises:
+        UnsupportedModel: the model of this name is given more of its source than what its encoder gives.
+    """
+    if not isinstance(read.cache, EncoderDecoderCache):
+        return None
+    if more := sorted(read.source.keys() - {"encoder_outputs"}):
+        raise UnsupportedModel(
+            f"Passes of {name} after this prompt are given {', '.join(more)}, which trees in one pass do not "
+            'give; load it with attention="paths".'
+        )
+    layers: Any = read.cache.cross_attention_cache.layers
+    return Source(read.source["encoder_outputs"][0], [(layer.keys, layer.values) for layer in layers])
 
 
 def _source_inputs(step: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,9 +63,12 @@ def speech(
         "prompt lookup, chain of 4": {"custom_generate": loop(lookup, FixedTree(4, 1, 4, 0.0, "top-k"))},
     }
     found = {name: Written() for name in contenders}
+    passes: list[None] = []
+    # One hook for all calls: a model with another hook is another one, which loops load and check anew.
+    target.get_decoder().register_forward_hook(lambda *_: passes.append(None))
     for row in range(-1, texts):  # the first turn warms up
         for name, options in contenders.items():
-            one = write(target, heard[max(row, 0)][None], **told, **options)
+            one = write(target, passes, heard[max(row, 0)][None], **told, **options)
             if row >= 0:
                 found[name] = found[name].joined(one)
     for name, one in found.items():
@@ -94,17 +97,11 @@ class Written:
         return Written((*self.texts, *more.texts), self.passes + more.passes, self.seconds + more.seconds)
 
 
-def write(target: Any, heard: Tensor, **options: Any) -> Written:
-    """Writes what is heard in `[1, BINS, frames]`."""
-    passes: list[Any] = []
-    hook = target.get_decoder().register_forward_hook(lambda *_: passes.append(None))
-    try:
-        started = perf_counter()
-        text = target.generate(input_features=heard, **options)[0]
-        seconds = perf_counter() - started
-    finally:
-        hook.remove()
-    return Written((text,), len(passes), seconds)
+def write(target: Any, passes: list[None], heard: Tensor, **options: Any) -> Written:
+    """Writes what is heard in `[1, BINS, frames]`; `passes` grows with every pass of the target's decoder."""
+    before, started = len(passes), perf_counter()
+    text = target.generate(input_features=heard, **options)[0]
+    return Written((text,), len(passes) - before, perf_counter() - started)
 
 
 def loop(drafter: Any, policy: FixedTree) -> Any:
@@ -172,7 +169,7 @@ def train(model: Any, language: Language, *, steps: int, noise: float) -> float:
         loss.backward()
         optimizer.step()
         schedule.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     model.eval()
     last = losses[-max(steps // 10, 1) :]
     return sum(last) / len(last)
