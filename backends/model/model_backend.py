@@ -91,6 +91,11 @@ class ModelBackend(RenewedBackend):
             InvalidInput: a layer that the model does not have, one named twice, or all of them.
             UnsupportedModel: the model's layers are not found, or do not work without these.
         """
+        if self.model.config.is_encoder_decoder:
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} is an encoder-decoder, of which no layers are left out; use a "
+                "draft model."
+            )
         smaller = type(self)(without_layers(self.model, layers), **self._options)
         plain = reference(smaller.model)
         # Passes as they are, even if `smaller` captures them: the check would compile them.

@@ -88,6 +88,8 @@ def without_layers(model: Any, layers: Sequence[int]) -> Any:
 
 def layer_list(model: Any) -> str | None:
     """Dotted name of the list of decoder layers: the outermost of their number, if there is but one."""
+    if model.config.is_encoder_decoder:
+        return _list_of_decoder(model)
     count = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
     names = [
         name
@@ -97,6 +99,14 @@ def layer_list(model: Any) -> str | None:
     outermost = min((name.count(".") for name in names), default=0)
     names = [name for name in names if name.count(".") == outermost]
     return names[0] if len(names) == 1 else None
+
+
+def _list_of_decoder(model: Any) -> str | None:
+    """Dotted name of the only list in the decoder of an encoder-decoder, whose encoder has one too."""
+    decoder = model.get_decoder()
+    name = next((name for name, module in model.named_modules() if module is decoder), None)
+    lists = [part for part, child in decoder.named_children() if isinstance(child, torch.nn.ModuleList)]
+    return f"{name}.{lists[0]}" if name and len(lists) == 1 else None
 
 
 def _describe_layers(text: Any, remaining: Sequence[int], have: int) -> None:

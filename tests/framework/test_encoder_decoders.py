@@ -12,6 +12,7 @@ from draftwood.backends.kinds.transformer import TransformerBackend
 from draftwood.backends.kinds.unrolled import UnrolledBackend
 from draftwood.backends.loading.loader import load
 from draftwood.backends.nodes.row_inputs import RowInputs, Source
+from draftwood.strategies.drafters.medusa import Heads
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.fixed_tree import FixedTree
@@ -298,3 +299,24 @@ def test_sources_of_other_lengths_are_refused():
 
     with pytest.raises(InvalidInput, match="sources of 5 columns and others of 7"):
         given(5).joined(given(7))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_read_the_features_of_the_decoder(kind):
+    model, given = KINDS[kind](), source(kind)
+    torch.manual_seed(1)
+    heads = Heads(3, 32, VOCAB)
+    for weights in heads.parameters():
+        torch.nn.init.normal_(weights, std=0.3)
+    same(model, heads, **given, **PLAIN)
+    backend = load(model)
+    backend.keep_features([backend.feature_layers])
+    begun = torch.tensor([[START, 20, 21, 22]] * 2)
+    backend.read_prompt(ModelPrompt.of(model, **given, decoder_input_ids=begun[:, :2]))
+    backend.extend(begun[:, 2:], torch.tensor([[-1, 0]] * 2))
+    backend.commit([[0, 1]] * 2)
+    with torch.no_grad():
+        states = model(**given, decoder_input_ids=begun, output_hidden_states=True).decoder_hidden_states[-1]
+    assert torch.allclose(torch.stack(backend.take_features()), states, atol=1e-4)
+    with pytest.raises(UnsupportedModel, match="of which no layers are left out"):
+        backend.without_layers([0])
