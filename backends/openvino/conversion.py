@@ -21,7 +21,7 @@ from draftwood.backends.model.features import Features
 from draftwood.backends.model.model_pass import ModelPass
 from draftwood.backends.openvino import kept_models
 from draftwood.backends.openvino.function import PassFunction
-from draftwood.backends.openvino.graph_changes import fold_numbers, in_float32
+from draftwood.backends.openvino.graph_changes import fold_numbers, in_float32, keep_mlps_apart
 from draftwood.base.errors import DraftwoodError, InvalidInput, UnsupportedModel
 from draftwood.base.machine_faults import machine_fault
 
@@ -186,30 +186,39 @@ def compiled(
 
     if weights is not None:
         _need_nncf(weights)
-    options = {
-        "PERFORMANCE_HINT": "LATENCY",
-        "NUM_STREAMS": 1,
-        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        "INFERENCE_PRECISION_HINT": "bf16" if dtype == torch.bfloat16 else "f32",
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": _rounded_together(weights, dtype),
-    }
     core, key = openvino.Core(), None
     if kept_models.folder() is not None and (content := function.content()) is not None:
         inputs = [(tensor.dtype, tensor.dim()) for tensor in example]
         key = kept_models.key_of([content, inputs, sizes, weights])
         if (model := kept_models.read(core, key)) is not None:
-            found = core.compile_model(model, "CPU", options)
+            found = _compiled(core, model, dtype=dtype, weights=weights)
             if check(found) is None:
                 return found
             kept_models.forget(key)
     model = _converted(function, example, weights)
     model.reshape(sizes)
-    found = core.compile_model(model, "CPU", options)
+    found = _compiled(core, model, dtype=dtype, weights=weights)
     if (wrong := check(found)) is not None:
         raise UnsupportedModel(wrong)
     if key is not None:
         kept_models.write(model, key)
     return found
+
+
+def _compiled(core: Any, model: Any, *, dtype: torch.dtype, weights: Weights | None) -> Any:
+    """OpenVINO's compiled form of `model`, for as many threads as torch has now."""
+    threads = torch.get_num_threads()
+    if threads == 1 and dtype == torch.bfloat16:
+        model = model.clone()
+        keep_mlps_apart(model)
+    options = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": 1,
+        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": "bf16" if dtype == torch.bfloat16 else "f32",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": _rounded_together(weights, dtype),
+    }
+    return core.compile_model(model, "CPU", options)
 
 
 def _rounded_together(weights: Weights | None, dtype: torch.dtype) -> int:

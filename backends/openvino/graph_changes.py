@@ -7,6 +7,12 @@ from typing import Any
 NESTED = frozenset({"If", "Loop", "TensorIterator"})
 """Kinds of nodes that hold graphs."""
 
+ACTIVATIONS = frozenset({"Gelu", "Swish"})
+"""Kinds of nodes that an MLP gates by."""
+
+BOUND = 3e38
+"""Larger than all that an MLP computes, unless it overflows."""
+
 
 def fold_numbers(model: Any) -> None:
     """Put single numbers that are converted to another type in place of their conversion.
@@ -54,4 +60,23 @@ def in_float32(model: Any) -> None:
     for result, kind in zip(model.get_results(), given, strict=True):
         if kind == narrow:
             result.input(0).replace_source_output(opset13.convert(result.input_value(0), narrow).output(0))
+    model.validate_nodes_and_infer_types()
+
+
+def keep_mlps_apart(model: Any) -> None:
+    """Keep OpenVINO from running gated MLPs as one operation each, by a bound that changes no number.
+
+    On CPUs with matrix tiles (AMX), OpenVINO 2026.4 divides by half the number of threads when it builds that
+    operation: with one thread, the process dies.
+    """
+    from openvino import opset13
+
+    for node in model.get_ordered_ops():
+        if node.get_type_name() != "MatMul":
+            continue
+        source = node.input_value(0)
+        gated = source.get_node()
+        kinds = {one.get_source_output().get_node().get_type_name() for one in gated.inputs()}
+        if gated.get_type_name() == "Multiply" and kinds & ACTIVATIONS:
+            node.input(0).replace_source_output(opset13.clamp(source, -BOUND, BOUND).output(0))
     model.validate_nodes_and_infer_types()

@@ -202,6 +202,28 @@ def test_every_precision_keeps_the_fast_forms(dtype: torch.dtype, weights: Any) 
     assert kinds.count("RoPE") == 2 * len(model.model.layers)
 
 
+@pytest.mark.parametrize(("dtype", "bounds"), [(torch.float32, 0), (torch.bfloat16, 2)])
+def test_one_thread_runs_no_joint_mlp(
+    dtype: torch.dtype, bounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import openvino
+
+    assert torch.get_num_threads() == 1
+    # With one thread OpenVINO divides by zero when it builds such an operation, on CPUs with matrix tiles.
+    model, graphs = tiny(num_hidden_layers=2).to(dtype), list[Any]()
+    compile_model = openvino.Core.compile_model
+
+    def watched(core: Any, graph: Any, *rest: Any) -> Any:
+        graphs.append(graph)
+        return compile_model(core, graph, *rest)
+
+    monkeypatch.setattr(openvino.Core, "compile_model", watched)
+    load(model, engine="openvino")
+    assert graphs
+    for graph in graphs:
+        assert [node.get_type_name() for node in graph.get_ops()].count("Clamp") == bounds
+
+
 def compiled_nodes(model: Any, weights: Any) -> list[Any]:
     """The nodes of the graph that OpenVINO runs for the passes of `model`."""
     backend: Any = load(model, engine="openvino", weights=weights)
