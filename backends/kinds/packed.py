@@ -17,7 +17,7 @@ from draftwood.backends.kinds.given_keys import given_keys
 from draftwood.backends.model.features import Pieces, Through
 from draftwood.backends.model.model_cache import empty_cache, written_part
 from draftwood.backends.model.prompt_check import check_behind
-from draftwood.backends.model.prompt_reading import read_prompt, source_of
+from draftwood.backends.model.prompt_reading import inputs_of_one_pass, read_prompt
 from draftwood.backends.nodes import validation
 from draftwood.backends.nodes.heavy_paths import in_heavy_paths
 from draftwood.backends.nodes.region import Accepted, Region
@@ -110,7 +110,7 @@ class PackedBackend(PackedPasses):
                 states.prefill([columns] * more, columns, self.device, mask=mask)
             read = read_prompt(self._module, prompt, empty_cache(self.model), reader=self._reader)
             validation.check_lengths(read.lengths, longest=self.max_length)
-            own = attrs.evolve(read.inputs, source=source_of(read, name=type(self.model).__name__))
+            own = inputs_of_one_pass(read, name=type(self.model).__name__)
             given = joined_inputs(self._given, have, own.keep(range(more)), more)
             try:
                 self._append(written_part(read.cache), read.lengths, seen=read.seen)

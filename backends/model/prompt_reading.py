@@ -158,21 +158,24 @@ def read_prompt(
     )
 
 
-def source_of(read: PromptRead, *, name: str) -> Source | None:
-    """Returns the sources of an encoder-decoder's prompts as all rows of a pass are given them; else None.
+def inputs_of_one_pass(read: PromptRead, *, name: str) -> RowInputs:
+    """Returns what a pass over all rows is given after a prompt, with the sources of an encoder-decoder.
 
     Raises:
-        UnsupportedModel: the model of this name is given more of its source than what its encoder gives.
+        UnsupportedModel: the model of this name is given more of its source than tensors of every row.
     """
     if not isinstance(read.cache, EncoderDecoderCache):
-        return None
-    if more := sorted(read.source.keys() - {"encoder_outputs"}):
+        return read.inputs
+    more = {key: value for key, value in read.source.items() if key != "encoder_outputs"}
+    rows = len(read.seen)
+    if odd := [key for key, one in more.items() if not isinstance(one, Tensor) or one.shape[:1] != (rows,)]:
         raise UnsupportedModel(
-            f"Passes of {name} after this prompt are given {', '.join(more)}, which trees in one pass do not "
-            'give; load it with attention="paths".'
+            f"Passes of {name} after this prompt are given {', '.join(sorted(odd))}, which trees in one pass "
+            'do not give; load it with attention="paths".'
         )
     layers: Any = read.cache.cross_attention_cache.layers
-    return Source(read.source["encoder_outputs"][0], [(layer.keys, layer.values) for layer in layers])
+    source = Source(read.source["encoder_outputs"][0], [(layer.keys, layer.values) for layer in layers])
+    return attrs.evolve(read.inputs, constants={**read.inputs.constants, **more}, source=source)
 
 
 def _source_inputs(step: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,6 +111,12 @@ def test_greedy_texts_are_those_of_generate(kind, drafter):
     assert not torch.equal(plain, other)
 
 
+def test_a_mask_over_sound_is_read():
+    model = whisper()
+    given = {**source("whisper"), "attention_mask": torch.ones(2, 32, dtype=torch.int64)}
+    same(model, whisper(1), **given, **PLAIN)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_draft_of_the_same_family_reads_the_source_too(kind):
     model = KINDS[kind]()
