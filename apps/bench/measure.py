@@ -150,7 +150,7 @@ class Measurer:
         return [self._prompt(attrs.evolve(cell, prompt=number), loaded.tokenizer) for number in numbers]
 
     def _inputs(self, pair: str, loaded: models.Loaded, prompts: Sequence[datasets.Prompt]) -> Inputs | None:
-        """What `generate()` is given for prompts that are more than tokens; None where these are not."""
+        """The arguments of `generate()` for prompts that are more than tokens; None where these are not."""
         return inputs_of(self.plan, pair, prompts, loaded) if more_than_tokens(loaded, prompts) else None
 
     def _prompt(self, cell: Cell, tokenizer: Any) -> list[int]:

@@ -16,7 +16,7 @@ from draftwood.base.errors import InvalidInput
 
 @attrs.frozen(eq=False)
 class Source:
-    """What the passes of an encoder-decoder are given of the source of every row.
+    """The source of every row, as passes of an encoder-decoder read it.
 
     Attributes:
         encoded: `[rows, columns, width]`, the output of the encoder.
