@@ -298,7 +298,7 @@ class CustomGenerate:
         return self._decoder
 
     def _key_of_verdict(self, key: ModelKey) -> ModelKey:
-        """The part of a key that decides on the decoder; a backend that reads text takes up other contents itself."""
+        """The part that decides on the decoder; a backend that reads text takes up other contents itself."""
         return key if self._text_refused else attrs.evolve(key, contents=())
 
     def _target_of(self, model: Any) -> StateBackend:
