@@ -142,7 +142,7 @@ class LongTexts(AChain):
     length: int = 3
     reads_row = True
 
-    def grow(self, root, rng, view):
+    def grow(self, root, rng, view):  # type: ignore[override]  # a policy that reads rows takes their views
         tree, node = TreeBuilder(root), 0
         for _ in range(self.length):
             probs = yield tree.request([node])

@@ -64,9 +64,11 @@ def verdict(sampler: Any) -> str:
 )
 def test_a_coin(name: str) -> None:
     coin = COINS[name]
-    right, wrong = (
-        verdict(leviathan(kept=lambda p, q, part=part: coin() * part < p / q)) for part in (1.0, 0.8)
-    )
+
+    def kept(part: float) -> Callable[[Any, Any], bool]:
+        return lambda p, q: coin() * part < p / q
+
+    right, wrong = (verdict(leviathan(kept=kept(part))) for part in (1.0, 0.8))
     assert right != ("proved" if name in foreign_coins.NO_CHANCE else "broken")
     assert wrong != "proved"
 
