@@ -146,13 +146,6 @@ class UnrolledBackend(ModelBackend):
         self._rows += [row for row, _ in new]
         return stacked
 
-    def _check_source(self, texts: Sequence[Tensor]) -> None:
-        if self._prefix and texts:
-            raise UnsupportedModel(
-                f"{type(self.model).__name__} is an encoder-decoder, which writes about a source; give "
-                "ModelPrompt.of(model, **inputs), with what its processor or tokenizer returns."
-            )
-
     def take_over(self, cache: Any, lengths: Sequence[int]) -> None:
         """Take over a cache, as `StateBackend.take_over` says: any that the model makes itself.
 

@@ -91,6 +91,11 @@ class ModelBackend(RenewedBackend):
             InvalidInput: a layer that the model does not have, one named twice, or all of them.
             UnsupportedModel: the model's layers are not found, or do not work without these.
         """
+        if self.model.config.is_encoder_decoder:
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} is an encoder-decoder, of which no layers are left out; use a "
+                "draft model."
+            )
         smaller = type(self)(without_layers(self.model, layers), **self._options)
         plain = reference(smaller.model)
         # Passes as they are, even if `smaller` captures them: the check would compile them.
@@ -154,6 +159,14 @@ class ModelBackend(RenewedBackend):
             if self._head is None:
                 self._head = OutputHead(self.model, device=self.device)
             return self._head(states)
+
+    def _check_source(self, texts: Sequence[Tensor]) -> None:
+        """Refuse texts of an encoder-decoder, which needs a source."""
+        if self.model.config.is_encoder_decoder and texts:
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} is an encoder-decoder, which writes about a source; give "
+                "ModelPrompt.of(model, **inputs), with what its processor or tokenizer returns."
+            )
 
     def _joined(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         """The features of every row, from its pieces, for `take_features`."""

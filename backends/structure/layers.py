@@ -97,6 +97,8 @@ def without_layers(model: Any, layers: Sequence[int]) -> Any:
 
 def layer_list(model: Any) -> str | None:
     """Dotted name of the list of decoder layers: the outermost of their number, if there is but one."""
+    if model.config.is_encoder_decoder:
+        return _list_of_decoder(model)
     text = model.config.get_text_config(decoder=True)
     count = text.num_layers if _are_doubled(text) else getattr(text, "num_hidden_layers", None)
     names = [
@@ -113,6 +115,14 @@ def _are_doubled(text: Any) -> bool:
     """Whether a layer holds two, which the cache and `num_hidden_layers` count, as LongCat-Flash's do."""
     layers = getattr(text, "num_layers", None)
     return isinstance(layers, int) and 2 * layers == getattr(text, "num_hidden_layers", None)
+
+
+def _list_of_decoder(model: Any) -> str | None:
+    """Dotted name of the only list in the decoder of an encoder-decoder, whose encoder has one too."""
+    decoder = model.get_decoder()
+    name = next((name for name, module in model.named_modules() if module is decoder), None)
+    lists = [part for part, child in decoder.named_children() if isinstance(child, torch.nn.ModuleList)]
+    return f"{name}.{lists[0]}" if name and len(lists) == 1 else None
 
 
 def _describe_layers(text: Any, remaining: Sequence[int], have: int) -> None:
