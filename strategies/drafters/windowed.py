@@ -1,4 +1,4 @@
-"""Self-speculation on long texts: the target drafts from the beginning and the end of its own text."""
+"""Self-speculation on long texts: the target drafts from the beginning and the end of the text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Windowed(Drafter):
 
     Attributes:
         target: a backend that declares `reads_windows`; it must be the backend that the decoder drives.
-        sinks: tokens at the beginning of the text, on which attention rests.
+        sinks: tokens at the beginning of the text, to which attention returns.
         window: tokens at its end; drafted ones come in addition.
 
     Raises:
@@ -32,7 +32,7 @@ class Windowed(Drafter):
         InvalidInput: `sinks` below 0 or `window` below 1.
 
     Source: StreamingLLM (Xiao et al. 2023, arXiv 2309.17453), section 3.2, for the part of the text; MagicDec
-    (Chen et al. 2024, arXiv 2408.11049) drafts from it, with keys and values of its own.
+    (Chen et al. 2024, arXiv 2408.11049) drafts from it, with a second cache.
     """
 
     target: StateBackend = attrs.field(converter=as_target, repr=False)

@@ -1,4 +1,4 @@
-"""A target that drafts for itself from the beginning and the end of its own text."""
+"""A target that drafts for itself from the beginning and the end of the text."""
 
 from __future__ import annotations
 
