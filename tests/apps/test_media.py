@@ -339,8 +339,8 @@ def test_bench_knows_an_image_by_its_content(
     image = tmp_path / "image.png"
     image.write_bytes(pictures[0].read_bytes())
     data = rows_of(tmp_path / "seen.jsonl", [{"prompt": "Hi", "image": "image.png"}])
-    command = ("bench", "--pair", f"{seeing},{seeing}", "--data", data, "--prompts", 1, "--new-tokens", 2)
-    command += ("--strategy", "chain:length=2", "--to", tmp_path / "to")
+    pair = ("bench", "--pair", f"{seeing},{seeing}", "--data", data, "--prompts", 1, "--new-tokens", 2)
+    command = (*pair, "--strategy", "chain:length=2", "--to", tmp_path / "to")
     printed(*command)
     image.write_bytes(pictures[1].read_bytes())
     assert "data" in refused(*command)

@@ -245,8 +245,12 @@ def test_a_model_that_cannot_go_on_by_several_tokens_is_refused():
 
 def led():
     torch.manual_seed(3)
-    positions = {"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 64}
-    config = hf.LEDConfig(**{**SIZES, "decoder_layers": 2}, attention_window=[8, 8], **positions)
+    config = hf.LEDConfig(
+        **{**SIZES, "decoder_layers": 2},
+        attention_window=[8, 8],
+        max_encoder_position_embeddings=64,
+        max_decoder_position_embeddings=64,
+    )
     return randomised(hf.LEDForConditionalGeneration(config))
 
 
@@ -256,7 +260,7 @@ def test_a_text_ends_with_the_positions_of_the_decoder(kind):
     given = {name: one[1:] for name, one in source(kind).items()}
     prompt = ModelPrompt.of(model, **given)
     decoder = SpeculativeDecoder(model, PromptLookup(VOCAB), TREE, RecursiveRejection())
-    out = decoder.generate(prompt, max_new_tokens=100, eos_token_id=(), return_dict_in_generate=True)
+    out: Any = decoder.generate(prompt, max_new_tokens=100, eos_token_id=(), return_dict_in_generate=True)
     # The last token of a text needs no position.
     assert (out.finish_reasons, out.sequences.shape[1]) == (["context"], 64 + 1)
     longest = model.generate(**given, max_new_tokens=63, do_sample=False, eos_token_id=None)
