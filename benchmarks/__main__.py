@@ -37,6 +37,7 @@ from benchmarks.research.overlaps import overlaps
 from benchmarks.research.pictured import pictured
 from benchmarks.research.recipes import recipes
 from benchmarks.research.retokenised import retokenised
+from benchmarks.research.rollouts import rollouts
 from benchmarks.research.samples import samples
 from benchmarks.research.shapes import shapes
 from benchmarks.research.speech import speech
@@ -86,6 +87,7 @@ for measurement in (
     pictured,
     recipes,
     retokenised,
+    rollouts,
     samples,
     shapes,
     speech,
