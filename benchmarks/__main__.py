@@ -32,6 +32,7 @@ from benchmarks.research.half_precision import half_precision
 from benchmarks.research.hard_prompts import hard_prompts
 from benchmarks.research.heads import heads
 from benchmarks.research.level import level
+from benchmarks.research.methods_2026 import methods_2026
 from benchmarks.research.optimum import optimum
 from benchmarks.research.overlaps import overlaps
 from benchmarks.research.pictured import pictured
@@ -82,6 +83,7 @@ for measurement in (
     hard_prompts,
     heads,
     level,
+    methods_2026,
     optimum,
     overlaps,
     pictured,

@@ -117,10 +117,12 @@ class Writers:
         model: the policy.
         contenders: in turn.
         rollouts: of all steps so far.
+        to: a CSV file that gets a line for each as it comes.
     """
 
     model: Any
     contenders: Sequence[Contender]
+    to: Path | None = None
     rollouts: list[Rollout] = attrs.field(factory=list)
     _step: int = 0
 
@@ -134,9 +136,14 @@ class Writers:
             equal = torch.equal(generate(*args, **greedy, custom_generate=one.greedy), plain)
             before = one.seconds
             output = generate(*args, **options, custom_generate=one.loop, return_dict_in_generate=True)
-            self.rollouts.append(self._rollout(one, output, equal, one.seconds - before))
+            self._keep(self._rollout(one, output, equal, one.seconds - before))
             sequences = output.sequences
         return sequences
+
+    def _keep(self, rollout: Rollout) -> None:
+        self.rollouts.append(rollout)
+        if self.to is not None:
+            write(self.to, [_line(rollout)], mode="a")
 
     def _rollout(self, one: Contender, output: Any, equal: bool, learning: float) -> Rollout:
         rows = range(len(output.sequences))
@@ -201,12 +208,13 @@ def trained(
 def rollouts(
     data: Annotated[Path, typer.Argument(help="Folder with gsm8k_test.jsonl.")],
     steps: Annotated[int, typer.Option(help="Steps of GRPO.", min=WINDOW)] = 50,
-    prompts: Annotated[int, typer.Option(help="Prompts, four of which make a step.", min=4)] = 32,
-    tokens: Annotated[int, typer.Option(help="Tokens a text.", min=2)] = 32,
+    prompts: Annotated[int, typer.Option(help="Prompts, each written eight times in a step.", min=2)] = 16,
+    texts: Annotated[int, typer.Option(help="Texts of a step, a multiple of 8.", min=8)] = 16,
+    tokens: Annotated[int, typer.Option(help="Tokens a text.", min=2)] = 24,
     rate: Annotated[float, typer.Option(help="Learning rate of the policy.")] = 1e-4,
     draft: Annotated[str, typer.Option(help="A model of the zoo.")] = "llama-draft-sampled",
     draft_rate: Annotated[float | None, typer.Option(help="Learning rate of the draft.")] = None,
-    draft_steps: Annotated[int, typer.Option(help="Steps of the draft after every call.", min=1)] = 4,
+    draft_steps: Annotated[int, typer.Option(help="Steps of the draft after every call.", min=1)] = 2,
     nodes: Annotated[int, typer.Option(help="Of a chain or tree.", min=1)] = 4,
     seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
     table: Annotated[Path | None, typer.Option("--csv", help="Write the table here.")] = None,
@@ -223,11 +231,15 @@ def rollouts(
     torch.manual_seed(seed)
     chosen = [prompt.text for prompt in read(data / FILES["gsm8k"]).spread(prompts)]
     some = contenders(draft, nodes=nodes, steps=draft_steps, rate=draft_rate)
-    writers = Writers(zoo.load(models.TARGET), some)
-    rewards = list(trained(writers, chosen, steps=steps, texts=32, tokens=tokens, rate=rate, seed=seed))
+    if every_step is not None:
+        write(
+            every_step, [["contender", "step", "tokens", "rounds", "nodes", "equal", "seconds of learning"]]
+        )
+    writers = Writers(zoo.load(models.TARGET), some, every_step)
+    rewards = list(trained(writers, chosen, steps=steps, texts=texts, tokens=tokens, rate=rate, seed=seed))
     done = writers.rollouts
     typer.echo(
-        f"{device_name()}: {models.TARGET} with {draft}, {steps} steps of 32 texts of {tokens} tokens, "
+        f"{device_name()}: {models.TARGET} with {draft}, {steps} steps of {texts} texts of {tokens} tokens, "
         f"{prompts} prompts, {nodes} nodes; reward {rewards[0]:.3f} at first, {rewards[-1]:.3f} at last"
     )
     lines = list(windows(done, [one.name for one in some], steps))
@@ -242,9 +254,6 @@ def rollouts(
         )
     if table is not None:
         write(table, lines)
-    if every_step is not None:
-        heads = ["contender", "step", "tokens", "rounds", "nodes", "equal", "seconds of learning"]
-        write(every_step, [heads, *map(_line, done)])
 
 
 def _rounds(one: Rollout) -> int:
@@ -256,9 +265,9 @@ def _line(one: Rollout) -> list[str]:
     return [one.contender, *map(str, figures), f"{one.learning:.3f}"]
 
 
-def write(file: Path, lines: Iterable[Sequence[str]]) -> None:
+def write(file: Path, lines: Iterable[Sequence[str]], *, mode: str = "w") -> None:
     """Write lines as CSV."""
-    with file.open("w", newline="", encoding="utf-8") as out:
+    with file.open(mode, newline="", encoding="utf-8") as out:
         csv.writer(out, lineterminator="\n").writerows(lines)
 
 

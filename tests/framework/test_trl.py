@@ -115,7 +115,7 @@ def test_texts_are_equal_while_the_draft_follows(bf16, tmp_path):
 
 def test_the_benchmark_of_rollouts(tmp_path):
     table = tmp_path / "table.csv"
-    options = ["--steps", "6", "--prompts", "4", "--tokens", "6", "--csv", str(table)]
+    options = ["--steps", "6", "--prompts", "2", "--texts", "8", "--tokens", "6", "--csv", str(table)]
     result = CliRunner().invoke(app, ["rollouts", str(data(tmp_path)), *options])
     assert result.exit_code == 0, result.output
     assert [line.split(",")[0] for line in table.read_text().splitlines()] == [

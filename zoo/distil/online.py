@@ -108,7 +108,7 @@ class OnlineDistillation:
                 self._step(target)
         with torch.no_grad():
             for weight, learnt in zip(self.draft.parameters(), self._copy.parameters(), strict=True):
-                pass
+                weight.copy_(learnt)
         self._waiting = []
 
     def _step(self, target: Any) -> None:
