@@ -25,7 +25,8 @@ from draftwood.testing.proofs.lossless import (
 )
 from draftwood.testing.proofs.proposal_law import assert_proposal_law
 from draftwood.testing.samplers.sampler_cases import SamplerCase, sampler_models
-from draftwood.testing.samplers.sampler_proof import SamplerReport, measure_sampler, prove_sampler
+from draftwood.testing.samplers.sampler_proof import measure_sampler, prove_sampler
+from draftwood.testing.samplers.sampler_report import SamplerReport
 from draftwood.testing.samplers.sglang_samplers import sglang_sampler
 from draftwood.testing.samplers.torch_randomness import torch_law, torch_randomness
 from draftwood.testing.samplers.transformers_sampler import transformers_sampler

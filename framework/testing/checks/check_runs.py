@@ -13,6 +13,9 @@ from draftwood.testing.models.generators import toy_models
 from draftwood.testing.models.proof_models import PROOF_MODELS, VOCAB, ProofModels
 from draftwood.testing.models.toy import NextTokenModel, ToyModel
 
+MANY_ROWS = 24
+"""Rows among which a shared budget binds."""
+
 
 def assert_declared(strategy: TreePolicy | Verifier, *flags: str) -> None:
     """Check that its laws are classes of proposals, `flags` are true or false, and its source is in words."""

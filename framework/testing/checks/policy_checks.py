@@ -14,7 +14,7 @@ from torch import Tensor
 from draftwood.laws.randomness import CounterRandomness
 from draftwood.protocols import TreePolicy, registry
 from draftwood.protocols.compatibility import needs_several_drafters
-from draftwood.testing.checks.check_runs import assert_declared, for_models
+from draftwood.testing.checks.check_runs import MANY_ROWS, assert_declared, for_models
 from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.models.proof_models import (
     PROOF_MODELS,
@@ -41,9 +41,6 @@ from draftwood.testing.proofs.row_isolation import assert_rows_isolated
 from draftwood.trees.tree import TokenTree
 
 PROMPT = (2, 0, 2)
-
-MANY_ROWS = 24
-"""Rows among which a shared budget binds."""
 
 _DEEPER = {"length": 4, "depth": 4, "budget": 6, "branching": 1, "paths": 1, "width": 1}
 """Settings that make a policy's trees deep, and keep them few."""

@@ -15,7 +15,13 @@ from draftwood.laws.proposals import Proposal
 from draftwood.laws.randomness import CounterRandomness, TapeRandomness
 from draftwood.protocols import Verifier, registry
 from draftwood.protocols.compatibility import laws_of
-from draftwood.testing.checks.check_runs import assert_declared, check_settings, for_models, served_models
+from draftwood.testing.checks.check_runs import (
+    MANY_ROWS,
+    assert_declared,
+    check_settings,
+    for_models,
+    served_models,
+)
 from draftwood.testing.checks.lossy_checks import check_lossiness
 from draftwood.testing.models.generators import distributions, token_trees
 from draftwood.testing.models.proof_models import (
@@ -25,6 +31,7 @@ from draftwood.testing.models.proof_models import (
     ProofModels,
     large_models,
     narrow_models,
+    open_models,
 )
 from draftwood.testing.models.small_strategies import fits, toy_drafter
 from draftwood.testing.models.toy import ConstantModel, NextTokenModel, ToyModel
@@ -33,6 +40,7 @@ from draftwood.testing.models.tree_shapes import (
     CHAINS,
     DEEP,
     DEEP_CHAINS,
+    LONG_CHAIN,
     Shape,
     ShapedPolicy,
     ShapeTrees,
@@ -42,6 +50,7 @@ from draftwood.testing.proofs.checked_verifier import CheckedVerifier
 from draftwood.testing.proofs.decoded_laws import assert_decoded_laws
 from draftwood.testing.proofs.enumerator import BudgetExceeded, enumerate_outcomes
 from draftwood.testing.proofs.hidden_randomness import forbid_hidden_randomness
+from draftwood.testing.proofs.judged_rows import assert_judged_alike
 from draftwood.testing.proofs.lossless import assert_lossless
 from draftwood.testing.proofs.round_proof import assert_round_lossless
 from draftwood.trees.tree import TokenTree
@@ -54,6 +63,9 @@ _LARGEST = (
     "one with two",
 )
 """Shapes that hold all smaller ones."""
+
+_EIGHT_LEVELS = (2, 1, 1, 1, 1, 2, 1, 1)
+"""Tokens that drafts leave open at the levels of a long chain."""
 
 _MOST = 800
 """Outcomes of one case, where a smaller one would do."""
@@ -160,14 +172,16 @@ def check_deep(verifier: Verifier, law: type[Proposal], models: int) -> None:
         # Where chain and leaf together are too many outcomes, the chain is proved by itself.
         cases = [(deep_shape, toys) for deep_shape in (shape, *DEEP_CHAINS.values())]
         affordable(verifier, cases, law, depth_first=True, padding=2)
+    (longer,) = served_models(verifier, [narrow_models(5, _EIGHT_LEVELS, target_support=2, drafters=2)])
+    prove_round(verifier, LONG_CHAIN, law, longer)
 
 
 def check_wide(verifier: Verifier, law: type[Proposal], models: int) -> None:
-    """The target's law comes out over eight tokens, over 131,072, and with five siblings."""
+    """The target's law comes out over eight tokens, 40, 300 and 131,072, and with five siblings."""
     (wide,) = served_models(verifier, WIDE_MODELS)
     prove_round(verifier, BRANCHING["two"] if verifier.branches else CHAINS["one"], law, wide)
-    (many,) = served_models(verifier, [large_models()])
-    prove_round(verifier, CHAINS["one"], law, many)
+    for many in served_models(verifier, [large_models(), open_models(300, 2), open_models(40, 40)]):
+        prove_round(verifier, CHAINS["one"], law, many)
     if verifier.branches:
         # Where siblings may be equal, two tokens make thirty-two of them.
         distinct = not _may_repeat(law)
@@ -313,25 +327,10 @@ def check_together(verifier: Verifier, models: int) -> None:
             for tree in trees
         ]
         # Several samples of one prompt: equal rows still have their own draws.
-        trees, rows = [*trees, trees[0]], [*rows, rows[0].clone()]
-        alone, together = _tapes(seed, len(trees)), _tapes(seed, len(trees))
-        try:
-            expected = [verifier.verify(*row) for row in zip(trees, rows, alone, strict=True)]
-        except InvalidDistribution:
-            return
-        outcomes = verifier.verify_rows(trees, rows, together)
-        assert len(outcomes) == len(trees), (
-            f"{verifier} gives {len(outcomes)} outcomes for {len(trees)} rows."
-        )
-        for row, (outcome, expected_outcome) in enumerate(zip(outcomes, expected, strict=True)):
-            assert outcome == expected_outcome, (
-                f"{verifier} gives row {row} of {len(trees)} {outcome}, but {expected_outcome} if it is the "
-                "only row."
-            )
-            used, needed = together[row].used, alone[row].used
-            assert used == needed, (
-                f"{verifier} makes {used} draws for row {row} of {len(trees)}, but {needed} if it is the "
-                "only row."
+        for count in (len(trees) + 1, MANY_ROWS):
+            repeated = [number % len(trees) for number in range(count)]
+            assert_judged_alike(
+                verifier, [trees[at] for at in repeated], [rows[at].clone() for at in repeated], seed
             )
 
     both()
@@ -375,10 +374,6 @@ def affordable(
                 raise
             continue
         return
-
-
-def _tapes(seed: int, rows: int) -> list[TapeRandomness]:
-    return [TapeRandomness(CounterRandomness.seeded(seed + row).uniforms(1000)) for row in range(rows)]
 
 
 def shapes(verifier: Verifier, *names: str) -> list[Shape]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import attrs
 import torch
@@ -28,7 +28,17 @@ Each time it must foretell more: what has no boxes would otherwise pass one day,
 
 
 class CannotEnumerate(DraftwoodError):
-    """Chance is used in a way that has no finite list of outcomes; draw samples."""
+    """Chance is used in a way that has no finite list of outcomes; draw samples.
+
+    Attributes:
+        made: all since the list was emptied, those too that the code under test caught.
+    """
+
+    made: ClassVar[list[CannotEnumerate]] = []
+
+    def __init__(self, *words: object) -> None:
+        super().__init__(*words)
+        self.made.append(self)
 
 
 class UnseenChance(CannotEnumerate):

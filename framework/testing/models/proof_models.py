@@ -187,3 +187,13 @@ def large_models(start: int = 1) -> ProofModels:
     target = FewTokensModel(2**17, chances={7: 0.3, 40_000: 0.5, 131_071: 0.2}, start=start)
     draft = FewTokensModel(2**17, chances={7: 0.4, 40_000: 0.3, 90_000: 0.3}, start=start)
     return ProofModels(target, (draft, draft))
+
+
+def open_models(vocab_size: int, drafted: int) -> ProofModels:
+    """Returns models over many tokens: at the root the target leaves all open, and a draft `drafted`."""
+
+    def model(seed: int, tokens: int) -> NarrowModel:
+        inner = ToyModel(vocab_size, seed=seed, sharpness=1.0)
+        return NarrowModel(vocab_size, inner.seed, model=inner, supports=(tokens, 1))
+
+    return ProofModels(model(120, vocab_size), (model(121, drafted), model(122, drafted)))

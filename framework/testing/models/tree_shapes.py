@@ -24,6 +24,7 @@ Shape: TypeAlias = "tuple[Shape, ...]"
 
 CHAINS: dict[str, Shape] = {"one": ((),), "chain of 2": (((),),)}
 DEEP_CHAINS: dict[str, Shape] = {"chain of 4": (((((),),),),)}
+LONG_CHAIN: Shape = (((((((((),),),),),),),),)
 BRANCHING: dict[str, Shape] = {
     "two": ((), ()),
     "three": ((), (), ()),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import attrs
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.decoding.decoder import SpeculativeDecoder
@@ -36,6 +38,10 @@ _TRIAL = 12
 _DEPTHS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 _SIBLINGS = 8
 _SIZES = (8, 16, 32, 64)
+_WINDOW = 16
+_TAILS = (0.95, 0.99)
+_SURE = 0.9
+_UNLIKELY = "any but the likeliest token, where that has 0.9,"
 _SETTINGS = ((8, 1.0, 0.6, True), (300, 1.0, 0.6, False), (40, 0.4, 0.1, False))
 """Vocabularies, temperatures, how near the draft is to the target, and whether the draft has ties.
 
@@ -48,10 +54,11 @@ def assert_decoded_laws(policy: TreePolicy, verifier: Verifier, *, seed: int = 0
 
     A token's rank by the law that it should have, most likely first, with its own share of it drawn, is
     uniform in [0, 1), whatever came before. The ranks of a run are tested by chi-square: of drafted tokens in
-    all, by depth, by number among siblings, by node and by row; of written tokens in all, by
-    row and by the text's length. So any settings can be looked at, and a bias of some size is seen; needs
-    scipy. Written tokens are those that decoding returns, and their law is the target model's own, or the one
-    that the verifier declares, so that faults of everything between the two are seen.
+    all, by depth, by number among siblings, by node and by row; of written tokens in all, by row and by the
+    text's length. Each token must also come as often as its probabilities say. So any settings can be looked
+    at, and a bias of some size is seen; needs scipy. Written tokens are those that decoding returns, and
+    their law is the target model's own, or the one that the verifier declares, so that faults of everything
+    between the two are seen.
 
     Returns:
         What was drawn, and the smallest bias that would have been seen.
@@ -80,26 +87,63 @@ def assert_decoded_laws(policy: TreePolicy, verifier: Verifier, *, seed: int = 0
 
 @attrs.define
 class _Ranks:
-    """Counts of ranks in each of the bins, by group."""
+    """Counts of ranks in each of the bins, by group; and of tokens, with the numbers that should come.
 
+    Attributes:
+        vocab_size: of the tokens.
+        chance: draws a token's place in its own share.
+        counts: of each bin, by group.
+        tokens: how often each token came, and the sum of its probabilities `[2, vocab]`.
+        kinds: the same two numbers of tokens of a kind, by its name.
+    """
+
+    vocab_size: int
     chance: random.Random
     counts: dict[str, list[int]] = attrs.field(factory=dict)
+    tokens: NDArray[Any] = attrs.field(init=False)
+    kinds: dict[str, list[float]] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.tokens = np.zeros((2, self.vocab_size))
 
     @property
     def count(self) -> int:
         return sum(self.counts.get("in all", ()))
 
-    def see(self, token: int, law: Tensor, groups: Sequence[str]) -> bool:
-        """Note the rank of `token` in `law` `[vocab]`; whether it can come at all."""
-        p = law[token]
+    def see(self, token: int, law: Tensor, groups: Sequence[str], kinds: Mapping[str, Sequence[int]]) -> bool:
+        """Note the rank of `token` in `law` `[vocab]`, and its kinds; whether it can come at all.
+
+        Groups and kinds, which are tokens by name, are those that are known before it is drawn.
+        """
+        shares = law.double().numpy()
+        shares = shares / shares.sum()
+        p = shares[token]
         if not p > 0:
             return False
-        earlier = (law > p).logical_or((law == p) & (torch.arange(len(law)) < token))
-        rank = (float(law[earlier].sum()) + self.chance.random() * float(p)) / float(law.sum())
+        earlier = (shares > p) | ((shares == p) & (np.arange(len(shares)) < token))
+        rank = float(shares[earlier].sum()) + self.chance.random() * float(p)
         place = min(int(rank * _BINS), _BINS - 1)
         for group in ("in all", *groups):
             self.counts.setdefault(group, [0] * _BINS)[place] += 1
+        self.tokens[0, token] += 1
+        self.tokens[1] += shares
+        for kind, tokens in kinds.items():
+            self._count(kind, token in tokens, float(shares[list(tokens)].sum()))
+        ranked = -np.sort(-shares)
+        before = ranked.cumsum() - ranked
+        own = float(before[int(earlier.sum())])
+        for part in _TAILS:
+            self._count(
+                f"a token of the last {1 - part:.0%}", own >= part, float(ranked[before >= part].sum())
+            )
+        if ranked[0] > _SURE:
+            self._count(_UNLIKELY, bool(earlier.any()), 1 - float(ranked[0]))
         return True
+
+    def _count(self, kind: str, came: bool, due: float) -> None:
+        both = self.kinds.setdefault(kind, [0.0, 0.0])
+        both[0] += came
+        both[1] += due
 
     def test(self, what: str) -> float:
         """The smallest bias that is seen in all of them; raises `LawBroken` for one that there is."""
@@ -119,6 +163,16 @@ class _Ranks:
                     f"share of {counts[worst] / total:.3f}; it should have 0.100 (p = {found.p_value:.1g}).",
                     error=abs(counts[worst] / total - 1 / _BINS),
                 )
+        named = {f"token {number}": pair for number, pair in enumerate(self.tokens.T.tolist())} | self.kinds
+        for kind, (came, due) in named.items():
+            # Chernoff's bound for a sum of coins whose chances are known before each.
+            apart = due - came + (came * math.log(came / due) if came and due > 0 else 0.0)
+            if due > 0 and apart > math.log(2 * len(named) / SIGNIFICANCE):
+                raise LawBroken(
+                    f"{what} {kind} came {came:.0f} times in {self.count:,} and should have come {due:.0f} "
+                    "times.",
+                    error=abs(came - due) / self.count,
+                )
         return smallest
 
 
@@ -133,7 +187,7 @@ def _run(
 ) -> tuple[_Ranks, _Ranks]:
     vocab_size = toys.target.vocab_size
     chance = random.Random(seed)
-    watched = _Watched(policy, verifier, chance)
+    watched = _Watched(policy, verifier, _Ranks(vocab_size, chance))
     drafter = toy_drafter(policy, *toys.drafts)
     decoder = SpeculativeDecoder(ToyBackend(toys.target), drafter, policy, watched, pass_costs=TOY_COSTS)
     prompts = [[row % vocab_size, 1, row // 2 % vocab_size] for row in range(ROWS)]
@@ -146,7 +200,7 @@ def _run(
         return_dict_in_generate=True,
     )
     assert isinstance(generation, Generation)
-    written = _Ranks(chance)
+    written = _Ranks(vocab_size, chance)
     kept = kept_model(verifier, toys.target, toys.drafts)
     for row, (prompt, text) in enumerate(zip(prompts, generation.tokens, strict=True)):
         for place, token in enumerate(text):
@@ -154,7 +208,7 @@ def _run(
             # A verifier knows the draft's distribution only where something was drafted.
             model = toys.target if place in watched.undrafted(row) else kept
             law = model.probs([*prompt, *text[:place]], temperature)
-            if not written.see(token, law, [f"of row {row}", part]):
+            if not written.see(token, law, [f"of row {row}", part], _repeats([*prompt, *text[:place]])):
                 raise LawBroken(
                     f"{verifier} with {policy} breaks law V: token {token} was written, which "
                     f"{'its own law' if verifier.declares_law else 'the target'} gives probability 0 there."
@@ -165,12 +219,12 @@ def _run(
 class _Watched(Verifier):
     """Judges as `verifier` does, and records the ranks of the drafted tokens that it saw."""
 
-    def __init__(self, policy: TreePolicy, verifier: Verifier, chance: random.Random) -> None:
+    def __init__(self, policy: TreePolicy, verifier: Verifier, drafted: _Ranks) -> None:
         self.policy, self.verifier = policy, verifier
         self.laws, self.lossless, self.adaptive = verifier.laws, verifier.lossless, verifier.adaptive
         self.branches, self.greedy = verifier.branches, verifier.greedy
         self.declares_law = verifier.declares_law
-        self.drafted = _Ranks(chance)
+        self.drafted = drafted
         self._rows: dict[int, tuple[int, Randomness]] = {}
         self._written: dict[int, int] = {}
         self._undrafted: dict[int, set[int]] = {}
@@ -204,17 +258,28 @@ class _Watched(Verifier):
 
     def _see(self, tree: TokenTree, row: int) -> None:
         tokens, depths = tree.tokens.tolist(), tree.depths.tolist()
+        paths = {0: tokens[:1]}
         for node, number, child, earlier in _children(tree):
+            paths[child] = [*paths[node], tokens[child]]
             law = tree.proposals[node].conditional(number, earlier)
             groups = [f"of row {row}"]
             groups += [f"from depth {depth} on" for depth in _DEPTHS if depths[child] >= depth]
             groups += [f"from node {size} of a tree on" for size in _SIZES if child >= size]
             groups += [f"that are number {number} among siblings"] if number < _SIBLINGS else []
-            if not self.drafted.see(tokens[child], law, groups):
+            if not self.drafted.see(tokens[child], law, groups, _repeats(paths[node])):
                 raise LawBroken(
                     f"{self.policy} breaks law P: token {tokens[child]} was drawn at depth {depths[child]} "
                     f"as child {number}, after {earlier}, where its declared law gives it probability 0."
                 )
+
+
+def _repeats(text: Sequence[int]) -> dict[str, list[int]]:
+    """Returns the tokens that would repeat one of the last tokens of `text`, by how often."""
+    last = list(text[-_WINDOW:])
+    times = {f"a token that came {count} times shortly before": count for count in (1, 2, 3)}
+    return {name: [t for t in set(last) if last.count(t) == count] for name, count in times.items()} | {
+        "a token that follows itself": last[-1:]
+    }
 
 
 def _children(tree: TokenTree) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:

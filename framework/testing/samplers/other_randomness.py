@@ -87,7 +87,10 @@ def _drawing_of_python(chance: LazyChance) -> Functions:
     def choices(population: Any, weights: Any = None, *, cum_weights: Any = None, k: int = 1) -> list[Any]:
         if cum_weights is not None:
             weights = np.diff(np.asarray(cum_weights, float), prepend=0.0)
-        chances = torch.ones(len(population)) if weights is None else torch.as_tensor(list(weights))
+        # Python's weights are float64, which torch would round to float32.
+        chances = (
+            torch.ones(len(population)) if weights is None else torch.as_tensor(np.asarray(weights, float))
+        )
         return [population[rng.choose(chances.double())] for _ in range(k)]
 
     def randrange(start: int, stop: int | None = None, step: int = 1) -> Any:

@@ -21,6 +21,8 @@ from draftwood.testing.diagnosis.chi_square import SIGNIFICANCE, ChiSquareResult
 from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.diagnosis.tree_text import tree_as_text
 from draftwood.testing.proofs.lossless import JointLaw, target_law
+from draftwood.testing.samplers.continued_laws import Emitted, Text, continued, written_on
+from draftwood.testing.samplers.ordinary_calls import CALLS, FEWER_CALLS
 from draftwood.testing.samplers.sampler_cases import (
     PLAIN,
     PROMPT,
@@ -30,122 +32,17 @@ from draftwood.testing.samplers.sampler_cases import (
     sampler_models,
 )
 from draftwood.testing.samplers.sampler_mistakes import likely_mistake
-from draftwood.testing.samplers.sampler_runs import (
-    CheckedSampler,
-    Emitted,
-    Sampler,
-    Text,
-    continued,
-    written_on,
-)
+from draftwood.testing.samplers.sampler_report import SamplerReport
+from draftwood.testing.samplers.sampler_runs import CheckedSampler, Sampler
 from draftwood.testing.samplers.torch_randomness import RAISED
 
 _FINE = 1e-5
 """Largest error from the steps of uniforms that a tolerance allows: above that of some float32 uniforms."""
 
 _LOOKED_AT = 12
-"""Drafts that are repeated before a verdict against a sampler."""
-
-_SHOWN = 8
-"""Most models, and most lines of a draft, that a printed report holds."""
+"""Drafts that are repeated, or compared with ordinary calls, before a verdict."""
 
 LAWS = (WithReplacement, WithoutReplacement, Deterministic, TopThenSample)
-
-
-@attrs.frozen(repr=False)
-class SamplerReport:
-    """The deviation of a sampler's law from the target's; printed, it is a summary of one screen.
-
-    Attributes:
-        errors: by model and settings, the largest difference of a sequence's probability, or share of the
-            samples, from the target's probability.
-        expected_tokens: by model, the mean number of tokens a call emits.
-        calls: number of calls of the sampler; number of rows, in a batch.
-        fault: a forbidden act of the sampler, however rare: it raised, or emitted a token that the target
-            forbids or that does not exist; empty if there was none.
-        counterexample: the sequence that is furthest off, and the draft from which it most likely comes.
-        likely: the known mistake with the same law, in a sentence; empty where there is none.
-        p_value: where samples were drawn: how likely a lossless sampler is to be off as much as this one in
-            any of the models (a chi-square test each); None where all was enumerated.
-        smallest_bias: where samples were drawn: every law further from the target's than this, in total
-            variation, fails in a model with probability 99 %; None where all was enumerated.
-        resolution: by how much an outcome may be off because the sampler's uniforms have few bits.
-        fault_chance: probability of the most likely outcome with a fault; None where samples were drawn.
-        tolerance: the largest error that counts as rounding, where all was enumerated.
-    """
-
-    errors: dict[str, float]
-    expected_tokens: dict[str, float]
-    calls: int
-    fault: str
-    counterexample: str
-    likely: str = ""
-    p_value: float | None = None
-    smallest_bias: float | None = None
-    resolution: float = 0.0
-    fault_chance: float | None = None
-    tolerance: float = 1e-9
-
-    @property
-    def verdict(self) -> str:
-        """Returns "broken" (see `fault`), "biased", "no bias found" of samples, or "lossless"."""
-        if self.fault:
-            return "broken"
-        if self.p_value is not None:
-            return "biased" if self.p_value < SIGNIFICANCE else "no bias found"
-        return "lossless" if self.error <= self.tolerance else "biased"
-
-    @property
-    def size(self) -> str:
-        """Returns the frequency of the fault, in a sentence; empty where it is not known, or always there."""
-        if self.fault_chance is None or self.fault_chance > 1e-3:
-            return ""
-        if self.fault_chance < 1e-6 and self.error < 1e-6:
-            return (
-                f" The fault shows with probability {self.fault_chance:.1g} per draft, where a uniform is "
-                "exactly 0 or 1, at a tie or in a last digit: a user sees no bias, but once in so many "
-                "drafts an impossible token."
-            )
-        return f" The fault shows with probability {self.fault_chance:.1g} per draft."
-
-    @property
-    def error(self) -> float:
-        """The largest of `errors`."""
-        return max(self.errors.values())
-
-    def __repr__(self) -> str:
-        return (
-            f"SamplerReport({self.verdict}, error={self.error:.2g}, models={len(self.errors)}, "
-            f"calls={self.calls})"
-        )
-
-    def __str__(self) -> str:
-        samples = "" if self.p_value is None else f" (p = {self.p_value:.2g})"
-        worst = sorted(self.errors, key=self.errors.__getitem__, reverse=True)
-        lines = [
-            f"{self.verdict}{samples}: largest error {self.error:.2g} of a sequence's probability, "
-            f"{len(worst)} models, {self.calls} calls"
-        ]
-        if self.smallest_bias is not None:
-            lines.append(f"a bias above {self.smallest_bias:.2g} would have been seen")
-        if self.fault:
-            lines += [f"it {line}" if not at else line for at, line in enumerate(_first_lines(self.fault))]
-        lines += [
-            f"  {name}: error {self.errors[name]:.2g}, {self.expected_tokens[name]:.3g} tokens per call"
-            for name in worst[:_SHOWN]
-        ]
-        if len(worst) > _SHOWN:
-            lines.append(f"  {len(worst) - _SHOWN} more models with smaller errors: see errors")
-        if self.verdict == "biased":
-            lines += _first_lines(self.counterexample)
-        else:
-            lines.append(f"largest error: {self.counterexample.partition(chr(10))[0]}")
-        return "\n".join([*lines, *([f"most likely: {self.likely}"] if self.likely else [])])
-
-
-def _first_lines(text: str) -> list[str]:
-    lines = text.splitlines()
-    return lines[:_SHOWN] + ["..."] * (len(lines) > _SHOWN)
 
 
 def prove_sampler(
@@ -304,8 +201,12 @@ def measure_sampler(
             errors[name] = law_found.error(expected_law)
             expected[name] = _mean_tokens(possible, emitted)
             worst.see(name, law_found, expected_law, possible, emitted)
-    if samples is None and (checked.fault or max(errors.values()) > _FINE):
-        checked.look_again([drawn for drawn, _ in worst.evidence[:_LOOKED_AT]])
+    if samples is None:
+        against = bool(checked.fault) or max(errors.values()) > _FINE
+        if against:
+            checked.look_again([drawn for drawn, _ in worst.evidence[:_LOOKED_AT]])
+        told = [worst.likeliest, *worst.evidence[: _LOOKED_AT - 1]]
+        checked.compare_with_calls(told, CALLS if against else FEWER_CALLS)
     return SamplerReport(
         errors=errors,
         expected_tokens=expected,
@@ -347,6 +248,12 @@ class _Worst:
     error: float = -1.0
     text: str = ""
     evidence: list[tuple[Draft, Emitted]] = attrs.field(factory=list)
+    _at: int = 0
+
+    @property
+    def likeliest(self) -> tuple[Draft, Emitted]:
+        """Returns the draft from which the sequence most likely comes, with the law of its emitted tokens."""
+        return self.evidence[self._at]
 
     def see(
         self,
@@ -356,6 +263,7 @@ class _Worst:
         possible: Sequence[Draft],
         emitted: Sequence[Emitted],
     ) -> None:
+        begin = len(self.evidence)
         self.evidence += zip(possible, emitted, strict=True)
         error = law.error(expected_law)
         if not error > self.error:
@@ -363,6 +271,7 @@ class _Worst:
         self.error = error
         tokens = law.worst(expected_law)
         likeliest = max(range(len(possible)), key=partial(_chance, possible, emitted, tokens))
+        self._at = begin + likeliest
         likely = ", ".join(f"{text}: {chance:.6g}" for text, chance in sorted(emitted[likeliest].items()))
         self.text = (
             f"tokens {tokens} have probability {law.probabilities.get(tokens, 0.0):.12g} and should have "

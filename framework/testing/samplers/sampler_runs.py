@@ -18,10 +18,10 @@ from draftwood.base.machine_faults import machine_fault
 from draftwood.testing.diagnosis.intervals import CannotEnumerate, UnseenChance, split_uniforms
 from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.diagnosis.tree_text import tree_as_text
-from draftwood.testing.models.toy import NextTokenModel
 from draftwood.testing.proofs.enumerator import BudgetExceeded, EndlessRun, Enumerator, enumerate_outcomes
 from draftwood.testing.proofs.hidden_randomness import drawn_from, kept_states, process_states
-from draftwood.testing.proofs.lossless import target_law
+from draftwood.testing.samplers.continued_laws import Emitted, Text
+from draftwood.testing.samplers.ordinary_calls import compare_with_calls
 from draftwood.testing.samplers.sampler_cases import PROMPT, Draft, SamplerCase, likely_breaks
 from draftwood.testing.samplers.torch_randomness import RAISED, as_tokens, torch_randomness
 from draftwood.testing.samplers.unseen_sources import source_of
@@ -34,11 +34,6 @@ Sampler = Callable[[SamplerCase], "Sequence[int] | Tensor"]
 
 In a batch: `[rows, most]`, rows filled up with negative numbers.
 """
-
-Text = tuple[int, ...]
-
-Emitted = dict[Text, float]
-"""The law of what comes of one draft."""
 
 _MOST_OUTCOMES = 10_000
 """Outcomes of one draft, at most: a tree of a few nodes over a few tokens has some hundreds."""
@@ -166,6 +161,14 @@ class CheckedSampler:
                     "it was repeated. So its outcomes cannot be listed; give samples=."
                 )
         self.calls = calls
+
+    def compare_with_calls(self, evidence: Sequence[tuple[Draft, Emitted]], calls: int) -> None:
+        """Raise `CannotEnumerate` where the enumerated laws differ from the laws of ordinary calls."""
+        if self.uniforms is not None:
+            return
+        before = self.calls
+        compare_with_calls(lambda draft: self._call(draft, draft.case), evidence, calls=calls, seed=self.seed)
+        self.calls = before
 
     def _twice(self, run: Callable[[], T]) -> T:
         """Returns what `run` gives; raises `UnseenChance` unless it gives it again and draws nothing else."""
@@ -370,44 +373,3 @@ def _comes_of_enumeration(error: Exception) -> bool:
     files = {frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)}
     ours = any(file.endswith(_OURS) for file in files)
     return ours or "Lazy" in str(error)
-
-
-def continued(
-    possible: Sequence[Draft], emitted: Sequence[Emitted], target: NextTokenModel, tokens: int
-) -> dict[Text, float]:
-    """Returns the law of the first `tokens` tokens, where the target continues the emitted ones."""
-    law: Emitted = {}
-    rests: dict[Text, Emitted] = {}
-    for draft, law_of_one in zip(possible, emitted, strict=True):
-        for text, chance in law_of_one.items():
-            if text not in rests:
-                rests[text] = _rests(text, target, tokens)
-            for rest, weight in rests[text].items():
-                continuation = (*text, *rest)[:tokens]
-                law[continuation] = law.get(continuation, 0.0) + draft.weight * chance * weight
-    return law
-
-
-def written_on(
-    counts: Sequence[dict[Text, int]], target: NextTokenModel, tokens: int, seed: int
-) -> dict[Text, int]:
-    """Returns the counts after the target continues every single sample by drawing, instead of exactly."""
-    generator = torch.Generator().manual_seed(seed + 1)
-    texts: dict[Text, int] = {}
-    together: dict[Text, int] = {}
-    for counted in counts:
-        for text, count in counted.items():
-            together[text] = together.get(text, 0) + count
-    for text, count in sorted(together.items()):
-        rests = _rests(text, target, tokens)
-        weights = torch.tensor(list(rests.values()), dtype=torch.float64)
-        drawn = torch.multinomial(weights, count, replacement=True, generator=generator)
-        for rest, times in zip(rests, torch.bincount(drawn, minlength=len(rests)).tolist(), strict=True):
-            continuation = (*text, *rest)[:tokens]
-            texts[continuation] = texts.get(continuation, 0) + times
-    return texts
-
-
-def _rests(text: Text, target: NextTokenModel, tokens: int) -> Emitted:
-    """Returns the law of the target's continuation of `text`, up to `tokens` in all."""
-    return target_law(target, prompt=(*PROMPT, *text), tokens=max(tokens - len(text), 0))
