@@ -3,7 +3,7 @@
 One training of TRL's GRPO. At every step all contenders write after the same prompts with the policy as it is
 then, each with its own draft; the training goes on with the texts of the last one. A prompt comes again every
 few steps, so that a cache of earlier rollouts holds texts of it. At every step each contender also writes
-greedy texts, which are compared with those of `generate()` and from which nobody learns.
+greedy texts, which are compared with the texts of `generate()` and from which nobody learns.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Rollout:
         tokens: of every text, without those that came with the prompt's pass.
         rounds: of every text.
         drafted: nodes of all trees.
-        equal: whether its greedy texts are those of `generate()`.
+        equal: whether its greedy texts equal the texts of `generate()`.
         learning: seconds in which its draft learnt.
     """
 
