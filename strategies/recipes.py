@@ -241,8 +241,7 @@ def univer(length: int = 4) -> Recipe:
     Each node divides its allowance by the optimal transport for its children, as UniVer does by its abstract;
     the paper itself could not be read.
 
-    Source: UniVer, Weng et al. 2026 (arXiv 2605.04543); drafts as in Hu et al. 2025 (arXiv
-    2502.18779).
+    Source: UniVer, Weng et al. 2026 (arXiv 2605.04543); Hu et al. 2025 (arXiv 2502.18779).
     Settings: binary trees of depth 5, by notes on the paper.
     """
     return Recipe(_branching((2,) * length, TopThenSample), TopPlusOneTraversal())
