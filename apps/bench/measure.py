@@ -12,13 +12,14 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood import Request, SamplingParams, StateBackend, zoo
+from draftwood import ModelPrompt, Request, SamplingParams, StateBackend, zoo
 from draftwood.apps.bench.arrivals import Arrivals
 from draftwood.apps.bench.folder import Folder
 from draftwood.apps.bench.grid import Cell, batch, cells
+from draftwood.apps.bench.inputs import Inputs, check_inputs, inputs_of, more_than_tokens
 from draftwood.apps.bench.plan import BINS, BenchPlan, Contest
 from draftwood.apps.bench.specs import ORDINARY, Spec
-from draftwood.apps.bench.writers import Writer, writer
+from draftwood.apps.bench.writers import Prompts, Writer, writer
 from draftwood.apps.files import datasets
 from draftwood.apps.files.text import decode
 from draftwood.apps.models import by_name as models
@@ -60,34 +61,31 @@ class Measurer:
         loaded = self._models(cell.contest.pair, dtype)
         if cell.kind == "passes":
             asked = [turns[0] for data_set in self._asked.values() for turns in data_set]
-            return _passes(loaded) | {"shared_tokens": models.shared_tokens(loaded, asked)}
+            pair = cell.contest.pair
+            source = self._inputs(pair, loaded, next(iter(self.sets.values())).prompts[:1])
+            return _passes(loaded, source) | {"shared_tokens": models.shared_tokens(loaded, asked)}
         if cell.kind == "capacity":
             return self._arrivals(loaded).capacity(cell)
         if cell.kind == "arrivals":
             return self._arrivals(loaded).measure(cell, self.known)
-        if cell.contest.rows > 1:
-            numbers = batch(self.sets[cell.contest.data], cell.contest.rows, cell.prompt)
-            prompts = [
-                self._prompt(attrs.evolve(cell, prompt=number), loaded.tokenizer) for number in numbers
-            ]
-        else:
-            prompts = [self._prompt(cell, loaded.tokenizer)]
-        prompt = prompts[0]
+        prompts = self._prompts(cell, loaded)
         record = attrs.asdict(cell.contest) | {"kind": cell.kind, "prompt": cell.prompt, "turn": cell.turn}
         if cell.kind == "answer":
             ordinary = writer(Spec(ORDINARY), loaded, 0.0)
-            written = ordinary.write(prompt, cell.contest.new_tokens, cell.seed).tokens
+            written = ordinary.write_batch(prompts, cell.contest.new_tokens, cell.seed).tokens
             return {
                 **record,
                 "tokens": answer_tokens(loaded.tokenizer, written, self.sets[cell.contest.data].stops),
             }
         if cell.spec is None:
             plain = self._baseline(cell)
-            return {**record, **_agreement(loaded, prompt, plain, cell.contest.temperature)}
+            return {**record, **_agreement(loaded, prompts, plain, cell.contest.temperature)}
         record |= {
             "contender": cell.spec.label,
             "repetition": cell.repetition,
-            "prompt_tokens": sum(map(len, prompts)) // len(prompts),
+            "prompt_tokens": prompts.tokens
+            if isinstance(prompts, Inputs)
+            else sum(map(len, prompts)) // len(prompts),
         }
         if (reason := self._refusal(cell)) is not None:
             return {**record, "refused": reason}
@@ -119,7 +117,9 @@ class Measurer:
         for name, data_set in self.sets.items():
             read = _read_as_chat if self.plan.chat else _read_as_text
             self._asked[name] = [read(loaded.tokenizer, prompt) for prompt in data_set.prompts]
-            self._check_lengths(name, models.context(loaded.target))
+            check_inputs(self.plan, loaded, data_set)
+            if not more_than_tokens(loaded, data_set.prompts):
+                self._check_lengths(name, models.context(loaded.target))
         for temperature in self.plan.temperatures:
             for spec in self.plan.contenders(temperature):
                 self._writers[spec.label, temperature] = writer(spec, loaded, temperature, self.plan.rows)
@@ -140,6 +140,19 @@ class Measurer:
                     f"{', --turns' if several else ''} or less --new-tokens."
                 )
 
+    def _prompts(self, cell: Cell, loaded: models.Loaded) -> Prompts:
+        """The prompts of a cell's call."""
+        data_set, rows = self.sets[cell.contest.data], cell.contest.rows
+        numbers = batch(data_set, rows, cell.prompt) if rows > 1 else [cell.prompt]
+        given = self._inputs(cell.contest.pair, loaded, [data_set.prompts[number] for number in numbers])
+        if given is not None:
+            return given
+        return [self._prompt(attrs.evolve(cell, prompt=number), loaded.tokenizer) for number in numbers]
+
+    def _inputs(self, pair: str, loaded: models.Loaded, prompts: Sequence[datasets.Prompt]) -> Inputs | None:
+        """The arguments of `generate()` for prompts that are more than tokens; None where these are not."""
+        return inputs_of(self.plan, pair, prompts, loaded) if more_than_tokens(loaded, prompts) else None
+
     def _prompt(self, cell: Cell, tokenizer: Any) -> list[int]:
         """The prompt of a cell: what was answered in earlier turns, and what is asked in this one.
 
@@ -159,7 +172,7 @@ class Measurer:
                 tokens = [*tokens, *answer, *asked]
         return tokens[-cut:] if cut and cell.turn else tokens
 
-    def _warmed(self, spec: Spec, contest: Contest, prompts: Sequence[Sequence[int]]) -> Writer:
+    def _warmed(self, spec: Spec, contest: Contest, prompts: Prompts) -> Writer:
         """The contender, which has written a few tokens of so many rows when it is first used."""
         key = spec.label, contest.temperature
         if (*key, len(prompts)) not in self._warm:
@@ -256,15 +269,22 @@ def load(plan: BenchPlan, pair: str, dtype: str) -> models.Loaded:
     )
 
 
-def _passes(loaded: models.Loaded) -> dict[str, Any]:
-    """Returns times of passes by size, and the fits of STree's equations 7 and 8; no draft's for a head."""
+def _passes(loaded: models.Loaded, source: Inputs | None) -> dict[str, Any]:
+    """Returns times of passes by size, and the fits of STree's equations 7 and 8; no draft's for a head.
+
+    An encoder-decoder, which reads nothing else, runs them after `source`.
+    """
     measured: dict[str, Any] = {"kind": "passes", "draft": None}
+    prompt = None if source is None else source.prompt(loaded.target.model)
+    encoded = prompt is not None and prompt.encoded
     for name, backend in (("target", loaded.target), ("draft", loaded.draft)):
         if backend is None:
             continue
         most = models.context(backend) or 2 * _SIZES[-1]
         sizes = [size for size in _SIZES if 2 * size <= most]
-        times = pass_seconds(backend, sizes=sizes, context=sizes[-1])
+        reads_source = encoded and backend.model.config.is_encoder_decoder
+        read = prompt if backend is loaded.target else prompt and prompt.read_by(backend.model)
+        times = pass_seconds(backend, sizes=sizes, context=read if reads_source and read else sizes[-1])
         fit = PassTime.fit(list(times), [sorted(taken)[len(taken) // 2] for taken in times.values()])
         measured[name] = {
             "seconds": {str(size): taken for size, taken in times.items()},
@@ -274,7 +294,7 @@ def _passes(loaded: models.Loaded) -> dict[str, Any]:
 
 
 def _agreement(
-    loaded: models.Loaded, prompt: Sequence[int], text: Sequence[int], temperature: float
+    loaded: models.Loaded, prompts: Prompts, text: Sequence[int], temperature: float
 ) -> dict[str, Any]:
     """Returns acceptance by draft probability, for tokens that the draft draws, summed along the text.
 
@@ -285,9 +305,15 @@ def _agreement(
 
     Source: DySpec, figure 2; the acceptance is theirs of section 3, worked out rather than drawn.
     """
-    target_probs = SamplingParams(temperature=temperature).distribution(_along(loaded.target, prompt, text))
+    if isinstance(prompts, Inputs):
+        read: list[int] | ModelPrompt = prompts.prompt(loaded.target.model)
+        root, *written = text  # the first token comes from the prompt's own pass
+    else:
+        [[*read, root]], written = prompts, list(text)
+    chain = torch.tensor([root, *written[:-1]])
+    target_probs = SamplingParams(temperature=temperature).distribution(_along(loaded.target, read, chain))
     shaped = SamplingParams(temperature=temperature or 1.0)
-    draft_probs = shaped.distribution(_drafted(loaded, prompt, text))
+    draft_probs = shaped.distribution(_drafted(loaded, read, chain))
     target_probs, draft_probs = target_probs.double().cpu(), draft_probs.double().cpu()
     draft_bin = (draft_probs * BINS).long().clamp(max=BINS - 1)
     target_bin = (target_probs * BINS).long().clamp(max=BINS - 1)
@@ -303,23 +329,27 @@ def _agreement(
     }
 
 
-def _along(backend: StateBackend, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
-    """Logits `[positions, vocab]` before every token of `text` after `prompt`."""
-    chain = torch.tensor([[prompt[-1], *text[:-1]]])
-    backend.prefill([torch.tensor(prompt[:-1], dtype=torch.int64)])
+def _along(backend: StateBackend, read: list[int] | ModelPrompt, chain: Tensor) -> Tensor:
+    """Logits `[positions, vocab]` after every token of `chain`, which follows what was `read`."""
     try:
-        return backend.extend(chain, torch.arange(-1, chain.shape[1] - 1).unsqueeze(0))[0].clone()
+        if isinstance(read, ModelPrompt):
+            backend.read_prompt(read)
+        else:
+            backend.prefill([torch.tensor(read, dtype=torch.int64)])
+        return backend.extend(chain[None], torch.arange(-1, len(chain) - 1).unsqueeze(0))[0].clone()
     finally:
         backend.release()
 
 
-def _drafted(loaded: models.Loaded, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
-    """The draft's logits `[positions, vocab]` there, for the target's tokens."""
+def _drafted(loaded: models.Loaded, read: list[int] | ModelPrompt, chain: Tensor) -> Tensor:
+    """The draft's logits `[positions, vocab]` there."""
     drafter = fit_vocabulary(models.model_drafter(loaded), loaded.target.vocab_size)
-    chain = Request(torch.tensor([prompt[-1], *text[:-1]]), torch.arange(-1, len(text) - 1))
-    drafter.prefill([torch.tensor(prompt[:-1], dtype=torch.int64)])
     try:
-        return drafter.distributions([chain])[0].clone()
+        if isinstance(read, ModelPrompt):
+            drafter.prefill_prompt(read, [0])
+        else:
+            drafter.prefill([torch.tensor(read, dtype=torch.int64)])
+        return drafter.distributions([Request(chain, torch.arange(-1, len(chain) - 1))])[0].clone()
     finally:
         drafter.release()
 

@@ -216,9 +216,7 @@ class BenchPlan:
         for name in _LATER:
             if getattr(self, name) == default[name]:
                 del content[name]
-        content["data"] = {Path(file).stem: identity.of_file(Path(file)) for file in self.data} or {
-            BUILT_IN: ""
-        }
+        content["data"] = {Path(file).stem: _digest(Path(file)) for file in self.data} or {BUILT_IN: ""}
         names = dict.fromkeys(name.strip() for pair in self.pairs for name in pair.split(","))
         content["models"] = {name: identity.of_model(name) for name in names}
         read = {"files": self._files(), "code": self._code()}
@@ -239,6 +237,12 @@ class BenchPlan:
         """Modules of strategies from elsewhere: an edited strategy is another one."""
         found = [identity.of_code(strategy) for _, strategy in self._strategies()]
         return {module: digest for one in found for module, digest in one.items()}
+
+
+def _digest(file: Path) -> str:
+    """Returns the digest of a file of prompts, with the digests of the files that these name."""
+    named = [one for prompt in read(file, media=True).prompts for few in prompt.files.values() for one in few]
+    return identity.of_files([file, *dict.fromkeys(named)])
 
 
 def from_file(file: Path) -> dict[str, Any]:
@@ -357,7 +361,7 @@ def data_sets(plan: BenchPlan) -> dict[str, DataSet]:
     if not plan.data:
         sets = [DataSet(BUILT_IN, "text", tuple(Prompt(text) for text in interleaved()))]
     else:
-        sets = [read(Path(file)) for file in plan.data]
+        sets = [read(Path(file), media=True) for file in plan.data]
     for name, files in Counter(one.name for one in sets).items():
         if files > 1:
             raise InvalidInput(f"Two files are called {name!r}; give one of them another name.")

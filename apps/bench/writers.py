@@ -10,6 +10,7 @@ import attrs
 import torch
 
 from draftwood import CounterRandomness, SamplingParams, SpeculativeDecoder, StateBackend
+from draftwood.apps.bench.inputs import Inputs, leave_out_defaults
 from draftwood.apps.bench.memory import forget_peak, peak_memory
 from draftwood.apps.bench.specs import ASSISTED, LOOKUP, ORDINARY, Spec
 from draftwood.apps.models import by_name as models
@@ -17,6 +18,9 @@ from draftwood.apps.models.costs import costs_for
 from draftwood.base.errors import UnsupportedModel
 from draftwood.decoding.generation import Generation
 from draftwood.decoding.round_records import Statistics
+
+Prompts = Sequence[Sequence[int]] | Inputs
+"""The prompts of one call."""
 
 _LOOKUP_TOKENS = 10  # that transformers' prompt lookup proposes, as its documentation does
 
@@ -75,7 +79,7 @@ class Writer(Protocol):
         """Exactly `tokens` tokens after `prompt`, past any end-of-text."""
         return self.write_batch([prompt], tokens, seed)
 
-    def write_batch(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> Text:
+    def write_batch(self, prompts: Prompts, tokens: int, seed: int) -> Text:
         """Exactly `tokens` tokens after each of several prompts, which are written together."""
         ...
 
@@ -84,22 +88,20 @@ class Writer(Protocol):
 class Transformers(Writer):
     """`model.generate` with `options`, at a temperature.
 
-    The model's own generation defaults play no part: no end of text, no penalty, no top-k.
+    The model's own generation defaults play no part, see `leave_out_defaults`.
     """
 
     model: Any
     options: dict[str, Any]
     temperature: float
 
-    def write_batch(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> Text:
-        from transformers import GenerationConfig
-
+    def write_batch(self, prompts: Prompts, tokens: int, seed: int) -> Text:
         for one in (self.model, self.options.get("assistant_model")):
             if one is not None:
-                one.generation_config = GenerationConfig(pad_token_id=0)
+                leave_out_defaults(one)
         sampled = self.temperature > 0
         chance = {"temperature": self.temperature, "top_k": 0} if sampled else {}
-        ids, mask = (one.to(self.model.device) for one in _padded(prompts))
+        given = prompts.given if isinstance(prompts, Inputs) else _padded(prompts, self.model.device)
         passes: list[float] = []
 
         def count(*_: object) -> None:
@@ -113,14 +115,13 @@ class Transformers(Writer):
         started = perf_counter()
         try:
             output = self.model.generate(
-                ids,
-                attention_mask=mask,
+                **given,
                 max_new_tokens=tokens,
                 do_sample=sampled,
                 **chance,
                 **self.options,
             )
-            new = output[:, ids.shape[1] :].flatten().tolist()
+            new = output[:, -tokens:].flatten().tolist()
             seconds = perf_counter() - started
         except (ValueError, NotImplementedError) as error:
             raise UnsupportedModel(str(error).strip().splitlines()[0]) from error
@@ -140,7 +141,8 @@ class TokenByToken(Writer):
     backend: StateBackend
     sampling: SamplingParams
 
-    def write_batch(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> Text:
+    def write_batch(self, prompts: Prompts, tokens: int, seed: int) -> Text:
+        assert not isinstance(prompts, Inputs)  # whose target is a transformers model
         rng, rows = CounterRandomness.seeded(seed), len(prompts)
         forget_peak()
         started, first = perf_counter(), 0.0
@@ -177,7 +179,7 @@ class Refused(Writer):
 
     reason: str
 
-    def write_batch(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> Text:
+    def write_batch(self, prompts: Prompts, tokens: int, seed: int) -> Text:
         raise UnsupportedModel(self.reason)
 
 
@@ -189,11 +191,16 @@ class Speculative(Writer):
     sampling: SamplingParams
     draft_sampling: SamplingParams | None
 
-    def write_batch(self, prompts: Sequence[Sequence[int]], tokens: int, seed: int) -> Text:
+    def write_batch(self, prompts: Prompts, tokens: int, seed: int) -> Text:
+        model = self.decoder.target.model
+        if isinstance(prompts, Inputs):
+            leave_out_defaults(model)
         forget_peak()
         started = perf_counter()
+        read = prompts.prompt(model) if isinstance(prompts, Inputs) else [list(prompt) for prompt in prompts]
+        encoded = perf_counter() - started
         generation = self.decoder.generate(
-            [list(prompt) for prompt in prompts],
+            read,
             max_new_tokens=tokens,
             sampling=self.sampling,
             draft_sampling=self.draft_sampling,
@@ -210,7 +217,7 @@ class Speculative(Writer):
         return Text(
             tokens=[token for text in generation.tokens for token in text],
             seconds=seconds,
-            first_token_seconds=s.first_token_seconds,
+            first_token_seconds=encoded + s.first_token_seconds,
             first_tokens=int(sums["first_tokens"]),
             rounds=int(sums["rounds"]),
             peak_memory=s.peak_memory,
@@ -223,20 +230,23 @@ class Speculative(Writer):
             draft_seconds=sums["draft_seconds"],
             target_seconds=sums["target_seconds"],
             verify_seconds=sums["verify_seconds"],
-            prefill_seconds=s.prefill_seconds,
+            prefill_seconds=encoded + s.prefill_seconds,
             accept_lengths=[len(record.tokens) for one in s.rounds for record in one.rows],
             prefill_tokens=int(sums["prefill_tokens"]),
             text_seconds=_text_seconds(s, seconds),
         )
 
 
-def _padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+def _padded(prompts: Sequence[Sequence[int]], device: torch.device) -> dict[str, torch.Tensor]:
     """Returns the tokens `[rows, longest]`, padded at the left, and their attention mask."""
     longest = max(map(len, prompts))
     padding = [longest - len(prompt) for prompt in prompts]
     ids = [[0] * more + list(prompt) for more, prompt in zip(padding, prompts, strict=True)]
     mask = [[0] * more + [1] * (longest - more) for more in padding]
-    return torch.tensor(ids), torch.tensor(mask)
+    return {
+        "input_ids": torch.tensor(ids, device=device),
+        "attention_mask": torch.tensor(mask, device=device),
+    }
 
 
 def _text_seconds(statistics: Statistics, seconds: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from draftwood.apps.files.conversations import (
     text_of,
     turns_in,
 )
+from draftwood.apps.files.media_files import files_in, refuse_files
 from draftwood.apps.files.text_input import read_text
 from draftwood.apps.terminal.cli_errors import first_line
 from draftwood.base.errors import InvalidInput
@@ -41,6 +42,7 @@ class Prompt:
         question: number and category of a question of Spec-Bench.
         turns: of a conversation, for a chat template; empty where `text` is a user's only message.
         system: the system message of a conversation.
+        files: that belong to the text, by kind: `image`, `audio` and `video`.
     """
 
     text: str
@@ -49,6 +51,7 @@ class Prompt:
     question: tuple[int | str, str] | None = None
     turns: tuple[Turn, ...] = ()
     system: str | None = None
+    files: Mapping[str, tuple[Path, ...]] = attrs.field(factory=dict)
 
     @property
     def chat(self) -> tuple[Turn, ...]:
@@ -109,7 +112,7 @@ class Layout:
     stops: tuple[str, ...] = ()
 
 
-def read(file: Path) -> DataSet:
+def read(file: Path, *, media: bool = False) -> DataSet:
     """The data set in `file`: JSON lines (`.jsonl`), one JSON array (`.json`), or else plain text.
 
     Rows: `question` (GSM8K, whose `answer` is scored), `turns` (MT-Bench and Spec-Bench, what a user
@@ -117,13 +120,17 @@ def read(file: Path) -> DataSet:
     `prompt` (HumanEval and anyone's own; continued unchanged). Plain text: the long paragraphs of WikiText,
     or else every paragraph.
 
+    Args:
+        file: the file.
+        media: whether the fields `image`, `audio` and `video` next to a `prompt` may name files.
+
     Raises:
         InvalidInput: it cannot be read, or is malformed; the message names file, line and field.
     """
     text = read_text(file)
     if file.suffix == ".json":
         text = _as_lines(file, text)
-    data_set = _json_lines(file, text) if file.suffix in (".json", ".jsonl") else _plain(file, text)
+    data_set = _json_lines(file, text, media) if file.suffix in (".json", ".jsonl") else _plain(file, text)
     if not data_set.prompts:
         raise InvalidInput(f"{str(file)!r} holds no prompt; give a file with at least one.")
     return data_set
@@ -152,13 +159,20 @@ def _as_lines(file: Path, text: str) -> str:
     return "\n".join(json.dumps(row, ensure_ascii=False) for row in found)
 
 
-def _json_lines(file: Path, text: str) -> DataSet:
+def _json_lines(file: Path, text: str, media: bool) -> DataSet:
     layout: str | None = None
     prompts = []
     for line, words, row in rows(file, text):
         layout = layout or layout_of(file, line, row)
         try:
-            prompts.append(LAYOUTS[layout].prompt(row))
+            files = {}
+            if media and layout == "prompt":
+                files = files_in(row, folder=file.parent)
+            else:
+                refuse_files(row)
+            wordless = bool(files) and row.get("prompt") == ""  # what hears or sees needs no words
+            prompt = Prompt("") if wordless else LAYOUTS[layout].prompt(row)
+            prompts.append(attrs.evolve(prompt, files=files))
         except HalfCharacter as wrong:
             column = f", column {wrong.column(words)}" if file.suffix == ".jsonl" else ""
             raise InvalidInput(f"{_place(file, line)}{column}: {wrong}.") from None

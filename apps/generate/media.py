@@ -1,8 +1,8 @@
-"""Prompts of `draftwood generate` with images, sound or videos, and the sources of encoder-decoders."""
+"""Prompts with images, sound or videos, and the sources of encoder-decoders, from texts and files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,32 +40,62 @@ def model_prompt(
     Raises:
         InvalidInput: files that the target or its processor does not read, or packages that reading needs.
     """
-    model, kinds = loaded.target.model, {"image": images, "audio": sounds, "video": videos}
-    given = [kind for kind, files in kinds.items() if files]
-    modalities = getattr(model, "input_modalities", ("text",))
-    for kind in given:
-        if kind not in ((modalities,) if isinstance(modalities, str) else modalities):
-            raise InvalidInput(f"The target {type(model).__name__} reads no {kind}; leave --{kind} out.")
-    if not given:
-        if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-            return None
-        if chat:
-            raise InvalidInput(f"{type(model).__name__} is an encoder-decoder; leave --chat out.")
-        padded = loaded.tokenizer(list(texts), return_tensors="pt", padding=len(texts) > 1)
-        return ModelPrompt.of(model, **padded)
+    kinds = {"image": images, "audio": sounds, "video": videos}
     by_text = [
         {kind: _share(kind, files, row, of=len(texts)) for kind, files in kinds.items() if files}
         for row in range(len(texts))
     ]
+    inputs = media_inputs(
+        loaded, name, texts, by_text, chat=chat, trust_remote_code=trust_remote_code, option="--{}"
+    )
+    return None if inputs is None else ModelPrompt.of(loaded.target.model, **inputs)
+
+
+def media_inputs(
+    loaded: Loaded,
+    name: str,
+    texts: Sequence[str],
+    files: Sequence[Mapping[str, Sequence[Path]]],
+    *,
+    chat: bool = False,
+    trust_remote_code: bool = False,
+    option: str = "{}",
+) -> dict[str, Any] | None:
+    """Returns the arguments of `generate()` for prompts that are more than tokens; None for other texts.
+
+    Args:
+        loaded: the target and its tokenizer.
+        name: folder or hub name of the target, whose processor prepares the files.
+        texts: of the prompts.
+        files: of every text, by kind: `image`, `audio` and `video`.
+        chat: whether each text is a user's message, for the processor's chat template.
+        trust_remote_code: whether the processor may run its own code.
+        option: what messages call a kind of files.
+
+    Raises:
+        InvalidInput: files that the target or its processor does not read, or packages that reading needs.
+    """
+    model, given = loaded.target.model, sorted({kind for one in files for kind in one})
+    modalities = getattr(model, "input_modalities", ("text",))
+    for kind in given:
+        if kind not in ((modalities,) if isinstance(modalities, str) else modalities):
+            left_out = option.format(kind)
+            raise InvalidInput(f"The target {type(model).__name__} reads no {kind}; leave {left_out} out.")
+    if not given:
+        if not reads_source(loaded):
+            return None
+        if chat:
+            raise InvalidInput(f"{type(model).__name__} is an encoder-decoder; leave --chat out.")
+        return dict(loaded.tokenizer(list(texts), return_tensors="pt", padding=len(texts) > 1))
     try:
         processor = _processor(name, trust_remote_code)
         if not model.config.is_encoder_decoder and hasattr(processor, "tokenizer"):
             processor.tokenizer.padding_side = "left"  # texts go on after their last tokens
-        inputs = _inputs(processor, texts, by_text, chat=chat)
+        inputs = _inputs(processor, texts, files, chat=chat)
     except DraftwoodError:
         raise
     except ImportError as error:
-        options = " and ".join(f"--{kind}" for kind in given)
+        options = " and ".join(map(option.format, given))
         raise InvalidInput(
             f"Reading files of {options} needs packages that are not installed "
             f"({first_line(error).rstrip('.')}); install draftwood[media] for images and sound, and for "
@@ -76,7 +106,13 @@ def model_prompt(
             f"The processor of {name} does not prepare this prompt ({first_line(error)}); check files and "
             "text, or give --chat if the target is a chat model."
         ) from error
-    return ModelPrompt.of(model, **{key: value for key, value in inputs.items() if value is not None})
+    return {key: value for key, value in inputs.items() if value is not None}
+
+
+def reads_source(loaded: Loaded) -> bool:
+    """Returns whether the target is an encoder-decoder, so that every prompt is more than tokens."""
+    config = getattr(getattr(loaded.target, "model", None), "config", None)
+    return bool(getattr(config, "is_encoder_decoder", False))
 
 
 def _share(kind: str, files: Sequence[Path], row: int, *, of: int) -> list[Path]:
@@ -97,7 +133,7 @@ def _processor(name: str, trust_remote_code: bool) -> Any:
 
 
 def _inputs(
-    processor: Any, texts: Sequence[str], by_text: Sequence[dict[str, list[Path]]], *, chat: bool
+    processor: Any, texts: Sequence[str], by_text: Sequence[Mapping[str, Sequence[Path]]], *, chat: bool
 ) -> dict[str, Any]:
     """Returns the inputs that a processor makes of texts with their files."""
     from transformers.audio_utils import load_audio

@@ -12,6 +12,7 @@ import attrs
 
 from draftwood.apps.files import datasets
 from draftwood.apps.files.conversations import HalfCharacter, WrongField
+from draftwood.apps.files.media_files import refuse_files
 from draftwood.apps.files.text_input import HALF, read_text
 from draftwood.apps.generate import batch_requests
 from draftwood.apps.models.asked import PromptLine, Row
@@ -106,6 +107,7 @@ def _layout(file: Path, place: int, row: Mapping[str, Any]) -> str:
 
 def _line(row: dict[str, Any], layout: str, *, number: int) -> PromptLine:
     kept = _kept(row, layout)
+    refuse_files(row)
     prompt = datasets.LAYOUTS[layout].prompt(row)
     if prompt.later:
         raise WrongField(

@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,16 @@ def of_file(file: Path) -> str:
     except OSError as error:
         raise InvalidInput(f"{str(file)!r} cannot be read: {error.strerror or error}.") from error
     return made.hexdigest()
+
+
+def of_files(files: Sequence[Path]) -> str:
+    """The digest of files in this order; that of a single file is its own."""
+    digests = [of_file(file) for file in files]
+    return (
+        digests[0]
+        if len(digests) == 1
+        else hashlib.blake2b("".join(digests).encode(), digest_size=16).hexdigest()
+    )
 
 
 def of_folder(folder: Path) -> str:

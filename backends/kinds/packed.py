@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache
 
 from draftwood.backends.kinds.given_keys import given_keys
 from draftwood.backends.model.features import Pieces, Through
+from draftwood.backends.model.model_cache import empty_cache, written_part
 from draftwood.backends.model.prompt_check import check_behind
-from draftwood.backends.model.prompt_reading import read_prompt
+from draftwood.backends.model.prompt_reading import inputs_of_one_pass, read_prompt
 from draftwood.backends.nodes import validation
 from draftwood.backends.nodes.heavy_paths import in_heavy_paths
 from draftwood.backends.nodes.region import Accepted, Region
@@ -108,13 +108,12 @@ class PackedBackend(PackedPasses):
                 columns = prompt.columns
                 mask = None if prompt.mask is None else prompt.mask[:, -columns:].bool()
                 states.prefill([columns] * more, columns, self.device, mask=mask)
-            read = read_prompt(
-                self._module, prompt, DynamicCache(config=self.model.config), reader=self._reader
-            )
+            read = read_prompt(self._module, prompt, empty_cache(self.model), reader=self._reader)
             validation.check_lengths(read.lengths, longest=self.max_length)
-            given = joined_inputs(self._given, have, read.inputs.keep(range(more)), more)
+            own = inputs_of_one_pass(read, name=type(self.model).__name__)
+            given = joined_inputs(self._given, have, own.keep(range(more)), more)
             try:
-                self._append(read.cache, read.lengths, seen=read.seen)
+                self._append(written_part(read.cache), read.lengths, seen=read.seen)
             except InvalidInput as error:
                 if filled_cache(prompt.inputs) is not None:
                     raise
@@ -164,6 +163,7 @@ class PackedBackend(PackedPasses):
     def _join(self, rows: Sequence[Tensor], *, scored: bool) -> Tensor:
         """Append rows; returns the logits `[rows, vocab]` that follow them if `scored`."""
         texts = validation.as_rows(rows, vocab=self.vocab_size, longest=self.max_length)
+        self._check_source(texts)
         self._check_no_nodes()
         have, more = len(self._rows), len(texts)
         given = joined_inputs(self._given, have, None, more)

@@ -11,7 +11,7 @@ from torch import Tensor
 from draftwood.backends.kinds.packed import PackedBackend
 from draftwood.backends.model.runner import RunnerMaker
 from draftwood.backends.passes.capture import Capture
-from draftwood.backends.structure.forward import takes
+from draftwood.backends.structure.forward import decoder_prefix, takes
 from draftwood.backends.structure.masks import reaches
 from draftwood.base.errors import UnsupportedModel
 
@@ -42,9 +42,10 @@ class TransformerBackend(PackedBackend):
             InvalidInput: a model in training mode, or `chunk` below 1.
             UnsupportedModel: layers that are not attention with a KV cache, or no way to give positions.
         """
-        if not takes(model, "position_ids"):
+        positions = f"{decoder_prefix(model)}position_ids"
+        if not takes(model, positions):
             raise UnsupportedModel(
-                f"{type(model).__name__} takes no position_ids, so nodes cannot share a position."
+                f"{type(model).__name__} takes no {positions}, so nodes cannot share a position."
             )
         super().__init__(
             model,

@@ -27,6 +27,7 @@ from draftwood.backends.model.prompt_reading import read_prompt
 from draftwood.backends.nodes import validation
 from draftwood.backends.nodes.row_inputs import RowInputs
 from draftwood.backends.structure.forward import cache_argument, decoder_prefix, guarded_pass, takes
+from draftwood.backends.structure.layers import count_layers
 from draftwood.backends.weights.streamed import read_ahead
 from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.protocols.model_prompt import ModelPrompt
@@ -108,7 +109,7 @@ class UnrolledBackend(ModelBackend):
             InvalidInput: a model in training mode, or `chunk` below 1.
         """
         super().__init__(model, chunk=chunk)
-        read_ahead(model, layers=self.skippable_layers)
+        read_ahead(model, layers=count_layers(model))
         self._rows: list[UnrolledRow] = []
         self._pass_features: Tensor
         self._prefill_options = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
@@ -144,13 +145,6 @@ class UnrolledBackend(ModelBackend):
             stacked = torch.stack(logits) if logits else torch.empty(0, self.vocab_size, device=self.device)
         self._rows += [row for row, _ in new]
         return stacked
-
-    def _check_source(self, texts: Sequence[Tensor]) -> None:
-        if self._prefix and texts:
-            raise UnsupportedModel(
-                f"{type(self.model).__name__} is an encoder-decoder, which writes about a source; give "
-                "ModelPrompt.of(model, **inputs), with what its processor or tokenizer returns."
-            )
 
     def take_over(self, cache: Any, lengths: Sequence[int]) -> None:
         """Take over a cache, as `StateBackend.take_over` says: any that the model makes itself.

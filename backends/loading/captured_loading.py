@@ -54,6 +54,8 @@ def objection(backend: StateBackend) -> str | None:
         return "is rotated by the length of its text"
     if not isinstance(backend, PackedBackend):
         return "decodes one path per row"
+    if backend.model.config.is_encoder_decoder:
+        return "is an encoder-decoder, which no text shows"
     if backend.ranks is not None:
         return "is sharded over processes"
     if streamed_modules(backend.model):

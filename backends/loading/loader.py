@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.utils import is_accelerate_available
 
 from draftwood.backends.kinds.longrope import with_longrope
+from draftwood.backends.kinds.transformer import TransformerBackend
 from draftwood.backends.kinds.unrolled import UnrolledBackend
 from draftwood.backends.loading import mamba_in_llama, mamba_ssm
 from draftwood.backends.loading.checkpoints import first_line, move_to
@@ -24,11 +25,13 @@ from draftwood.backends.loading.tree_methods import checked, is_recurrent, maske
 from draftwood.backends.model.model_backend import served_part
 from draftwood.backends.openvino.conversion import Weights
 from draftwood.backends.structure.auto_class import auto_class
+from draftwood.backends.structure.forward import takes
 from draftwood.backends.weights.weight_files import check_inside
 from draftwood.base.devices import default_device
 from draftwood.base.errors import DraftwoodError, InvalidInput, OutOfMemory, UnsupportedModel
 from draftwood.base.gguf_name import names_gguf
 from draftwood.base.machine_faults import machine_fault
+from draftwood.base.placeholders import placeholder
 from draftwood.protocols import StateBackend
 
 Attention = Literal["auto", "mask", "paths"]
@@ -137,12 +140,15 @@ def _backend(
 
 
 def _encoder_decoder(model: Any, attention: Attention) -> StateBackend:
-    """The backend of a model whose prompts have a source; the first prompt shows whether it is right."""
-    if attention == "mask":
-        raise UnsupportedModel(
-            f"{type(model).__name__} is an encoder-decoder, whose trees run path by path; load it with "
-            'attention="auto".'
-        )
+    """The backend of a model whose prompts have a source; the first prompt shows whether it is right.
+
+    One pass reads the trees of rows whose sources have one length, which a model shows by the table of
+    positions that its encoder adds.
+    """
+    one_length = getattr(model.config, "max_source_positions", None) is not None
+    by_mask = one_length and takes(model, "decoder_position_ids")
+    if attention == "mask" or (attention == "auto" and by_mask):
+        return TransformerBackend(model)
     return UnrolledBackend(model)
 
 
@@ -298,4 +304,6 @@ def _explained(name: str, error: Exception) -> DraftwoodError:
         return InvalidInput(
             f"{name} is neither a folder here nor a model that the hub gave ({reason[:160]}); check the name."
         )
+    if instead := placeholder(Path(name) / "config.json"):
+        return InvalidInput(f"config.json in {name} {instead}.")
     return InvalidInput(f"The model in {name} could not be read ({reason[:200]}); download it again.")

@@ -90,7 +90,8 @@ class Features:
         output = self.module(**options)
         # A trace is to see no change of it.
         inputs, self._seen = self._seen, {}
-        tokens = options.get("input_ids")
+        ids = (options.get(name) for name in ("decoder_input_ids", "input_ids"))
+        tokens = next((one for one in ids if one is not None), None)
         tokens = options["inputs_embeds"][..., 0] if tokens is None else tokens
         for layer, states in inputs.items():
             if len(states) != 1 or states[0].shape[:-1] != tokens.shape:

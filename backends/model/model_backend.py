@@ -20,7 +20,7 @@ from draftwood.backends.model.renewal import RenewedBackend
 from draftwood.backends.recurrent.rebuild import reference
 from draftwood.backends.structure.context import end_of_context
 from draftwood.backends.structure.forward import guarded_pass, input_device
-from draftwood.backends.structure.layers import body, count_layers, without_layers
+from draftwood.backends.structure.layers import body, count_layers, count_skippable, without_layers
 from draftwood.backends.weights.sharded import local_bytes, ranks_of
 from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.protocols import StateBackend
@@ -70,12 +70,12 @@ class ModelBackend(RenewedBackend):
         self.ranks = ranks_of(model)
         self.eos_token_ids = tuple(_as_list(_generation(model, "eos_token_id")))
         self.pad_token_id: int | None = next(iter(_as_list(_generation(model, "pad_token_id"))), None)
-        self.skippable_layers = count_layers(model)
+        self.skippable_layers = count_skippable(model)
         width = getattr(head, "in_features", None)
         self.hidden_size: int | None = None if width is None else int(width)
         self.device = input_device(model)
         has_body = self.hidden_size is not None and body(model) is not None
-        self.feature_layers = self.skippable_layers if has_body else 0
+        self.feature_layers = count_layers(model) if has_body else 0
         self._reader: Features | None = None
         self._head: OutputHead | None = None
 
@@ -91,6 +91,11 @@ class ModelBackend(RenewedBackend):
             InvalidInput: a layer that the model does not have, one named twice, or all of them.
             UnsupportedModel: the model's layers are not found, or do not work without these.
         """
+        if self.model.config.is_encoder_decoder:
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} is an encoder-decoder, of which no layers are left out; use a "
+                "draft model."
+            )
         smaller = type(self)(without_layers(self.model, layers), **self._options)
         plain = reference(smaller.model)
         # Passes as they are, even if `smaller` captures them: the check would compile them.
@@ -154,6 +159,14 @@ class ModelBackend(RenewedBackend):
             if self._head is None:
                 self._head = OutputHead(self.model, device=self.device)
             return self._head(states)
+
+    def _check_source(self, texts: Sequence[Tensor]) -> None:
+        """Refuse texts of an encoder-decoder, which needs a source."""
+        if self.model.config.is_encoder_decoder and texts:
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} is an encoder-decoder, which writes about a source; give "
+                "ModelPrompt.of(model, **inputs), with what its processor or tokenizer returns."
+            )
 
     def _joined(self, rows: Sequence[Sequence[Tensor]]) -> list[Tensor]:
         """The features of every row, from its pieces, for `take_features`."""

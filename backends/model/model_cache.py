@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,8 +26,22 @@ def empty_cache(model: Any, *, prompt: int = 1) -> Cache:
 
 def written_layers(cache: Cache) -> list[Any]:
     """Returns the layers of a cache that grow with a text, without those that keep a source."""
-    layers: list[Any] = getattr(cache, "self_attention_cache", cache).layers
+    layers: list[Any] = written_part(cache).layers
     return layers
+
+
+def written_part(cache: Cache) -> Cache:
+    """Returns the part of a cache that grows with a text."""
+    part: Cache = getattr(cache, "self_attention_cache", cache)
+    return part
+
+
+def with_source(cache: Cache, layers: Sequence[tuple[Tensor, Tensor]]) -> EncoderDecoderCache:
+    """Returns a cache of an encoder-decoder that writes to `cache`, with these keys of a source."""
+    read = DynamicCache()
+    for number, (keys, values) in enumerate(layers):
+        read.update(keys, values, number)
+    return EncoderDecoderCache(cache, read)
 
 
 def columns_of(cache: Any, *, otherwise: int) -> int:

@@ -15,10 +15,12 @@ from draftwood.backends.attention.number_masks import Masks, NumberMasks
 from draftwood.backends.attention.tree_attention import TreeAttention
 from draftwood.backends.attention.tree_kernel import TRACED, BitMasks, under
 from draftwood.backends.model.features import Features
+from draftwood.backends.model.model_cache import with_source
 from draftwood.backends.nodes.buckets import Shape
 from draftwood.backends.nodes.pass_inputs import Inputs
+from draftwood.backends.nodes.row_inputs import Source
 from draftwood.backends.recurrent.states import States
-from draftwood.backends.structure.forward import cache_argument, takes
+from draftwood.backends.structure.forward import cache_argument, decoder_prefix, takes
 
 
 class ModelPass:
@@ -62,7 +64,8 @@ class ModelPass:
         )
         self._bits: BitMasks | None = None
         self.masks: NumberMasks | BitMasks = self.numbers
-        self._takes_positions = takes(model, "position_ids")
+        self._prefix = decoder_prefix(model)
+        self._takes_positions = takes(model, f"{self._prefix}position_ids")
         self._takes_kept = takes(model, "logits_to_keep")
         self._cache_name = cache_argument(model)
 
@@ -97,6 +100,7 @@ class ModelPass:
         *,
         kept: int | Tensor | None = None,
         constants: Mapping[str, Any] | None = None,
+        source: Source | None = None,
     ) -> list[Tensor]:
         """Logits `[rows, nodes, vocab]`, and features `[rows, nodes, width]` where they are kept.
 
@@ -106,18 +110,19 @@ class ModelPass:
             masks: for which they were made.
             kept: columns of which there are to be logits, or how many of the last ones; None for all.
             constants: what the forward is given besides, by name.
+            source: of an encoder-decoder.
         """
         mask, bits = masks.of(tensors, shape)
         tokens, positions = tensors["tokens"], tensors["positions"]
         if not bits:
-            return self.forward(tokens, positions, mask, kept=kept, constants=constants)
+            return self.forward(tokens, positions, mask, kept=kept, constants=constants, source=source)
         if torch.compiler.is_compiling():
             TRACED.masks = bits
             found = self.forward(tokens, positions, mask, kept=kept)
             TRACED.masks = ()
             return found
         with under(bits):
-            return self.forward(tokens, positions, mask, kept=kept, constants=constants)
+            return self.forward(tokens, positions, mask, kept=kept, constants=constants, source=source)
 
     def forward(
         self,
@@ -128,20 +133,25 @@ class ModelPass:
         kept: int | Tensor | None = None,
         cache: Cache | None = None,
         constants: Mapping[str, Any] | None = None,
+        source: Source | None = None,
     ) -> list[Tensor]:
         """Run only the model: as above, with a mask for `attention_mask=`; over another `cache`, if given."""
+        prefix, held = self._prefix, self.cache if cache is None else cache
         options: dict[str, Any] = {
             **(constants or {}),
-            "input_ids": tokens,
-            "attention_mask": mask,
-            self._cache_name: self.cache if cache is None else cache,
+            f"{prefix}input_ids": tokens,
+            f"{prefix}attention_mask": mask,
+            self._cache_name: held,
             "use_cache": True,
             "return_dict": True,
         }
+        if source is not None:
+            options[self._cache_name] = with_source(held, source.layers)
+            options["encoder_outputs"] = (source.encoded,)
         if self._takes_positions:
             # Rows may share one line of positions.
             shared = positions.shape[-2] != tokens.shape[0]
-            options["position_ids"] = positions.expand(tokens.shape) if shared else positions
+            options[f"{prefix}position_ids"] = positions.expand(tokens.shape) if shared else positions
         if kept is not None and self._takes_kept:
             options["logits_to_keep"] = kept
         if self.reader is None:

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.utils import ModelOutput
 
 from draftwood.backends.model.features import Features, Pieces
 from draftwood.backends.model.model_cache import columns_of, copied_inputs
-from draftwood.backends.nodes.row_inputs import RowInputs
+from draftwood.backends.nodes.row_inputs import RowInputs, Source
 from draftwood.backends.structure.forward import cache_argument, decoder_prefix, input_device
 from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.decoding.given_cache import filled_cache
@@ -156,6 +156,26 @@ def read_prompt(
         features,
         _source_inputs(step) if prefix else {},
     )
+
+
+def inputs_of_one_pass(read: PromptRead, *, name: str) -> RowInputs:
+    """Returns what a pass over all rows is given after a prompt, with the sources of an encoder-decoder.
+
+    Raises:
+        UnsupportedModel: the model of this name is given more of its source than tensors of every row.
+    """
+    if not isinstance(read.cache, EncoderDecoderCache):
+        return read.inputs
+    more = {key: value for key, value in read.source.items() if key != "encoder_outputs"}
+    rows = len(read.seen)
+    if odd := [key for key, one in more.items() if not isinstance(one, Tensor) or one.shape[:1] != (rows,)]:
+        raise UnsupportedModel(
+            f"Passes of {name} after this prompt are given {', '.join(sorted(odd))}, which trees in one pass "
+            'do not give; load it with attention="paths".'
+        )
+    layers: Any = read.cache.cross_attention_cache.layers
+    source = Source(read.source["encoder_outputs"][0], [(layer.keys, layer.values) for layer in layers])
+    return attrs.evolve(read.inputs, constants={**read.inputs.constants, **more}, source=source)
 
 
 def _source_inputs(step: Mapping[str, Any]) -> dict[str, Any]:

@@ -140,10 +140,11 @@ class AsItIs(Runner):
                 states.prefill(inputs.texts, nodes, one.device)
             else:
                 states.extend(tensors["seen"], prompts=tensors["prompts"], keep=inputs.keep)
-        constants = None if inputs.given is None else inputs.given.options(nodes)
+        given = inputs.given
+        constants, source = (None, None) if given is None else (given.options(nodes), given.source)
         with masks.attention if one.reader is None else one.around(masks):
             logits, *features = one(
-                tensors, shape, masks, kept=tensors.get("wanted", kept), constants=constants
+                tensors, shape, masks, kept=tensors.get("wanted", kept), constants=constants, source=source
             )
         if "to call" in tensors:
             logits = inputs.in_call(logits, tensors)

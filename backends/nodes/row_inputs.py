@@ -15,6 +15,44 @@ from draftwood.base.errors import InvalidInput
 
 
 @attrs.frozen(eq=False)
+class Source:
+    """The source of every row, as passes of an encoder-decoder read it.
+
+    Attributes:
+        encoded: `[rows, columns, width]`, the output of the encoder.
+        layers: keys and values of every layer that attends to it, each `[rows, kv_heads, columns, head_dim]`.
+    """
+
+    encoded: Tensor
+    layers: Sequence[tuple[Tensor, Tensor]]
+
+    def keep(self, rows: Sequence[int]) -> Source:
+        """Returns the sources of these rows, in this order."""
+        chosen = list(rows)
+        if chosen == list(range(len(self.encoded))):
+            return self
+        return Source(self.encoded[chosen], [(k[chosen], v[chosen]) for k, v in self.layers])
+
+    def joined(self, more: Source) -> Source:
+        """Returns the sources of these rows, followed by `more`.
+
+        Raises:
+            InvalidInput: sources of other lengths.
+        """
+        have, new = self.encoded.shape[1], more.encoded.shape[1]
+        if have != new:
+            raise InvalidInput(
+                f"Some rows have sources of {have} columns and others of {new}, which one pass cannot read; "
+                "write them in separate calls."
+            )
+        layers = [
+            (torch.cat([keys, other_keys]), torch.cat([values, other_values]))
+            for (keys, values), (other_keys, other_values) in zip(self.layers, more.layers, strict=True)
+        ]
+        return Source(torch.cat([self.encoded, more.encoded]), layers)
+
+
+@attrs.frozen(eq=False)
 class RowInputs:
     """Where the positions of every row go on, and what all of its passes are given besides tokens.
 
@@ -24,11 +62,13 @@ class RowInputs:
         constants: by name, `[rows, 1]` for one value for each token, or `[rows, ...]` as it is.
         hidden: for every row int64, in ascending order, the columns of its prompt that a mask hides and no
             slot holds, counted from its first visible one; empty where no row has any. Windows count them.
+        source: of an encoder-decoder; None for other models.
     """
 
     shift: NDArray[np.int64]
     constants: Mapping[str, Tensor] = attrs.field(factory=dict)
     hidden: tuple[NDArray[np.int64], ...] = ()
+    source: Source | None = None
 
     @classmethod
     def plain(cls, rows: int) -> RowInputs:
@@ -38,12 +78,13 @@ class RowInputs:
     @property
     def is_plain(self) -> bool:
         """Whether they say no more than the tokens do."""
-        return not self.constants and not self.hidden and self.shift.ndim == 1 and not self.shift.any()
+        alone = not self.constants and not self.hidden and self.source is None
+        return alone and self.shift.ndim == 1 and not self.shift.any()
 
     @property
     def runs_captured(self) -> bool:
         """Whether a pass over them has the same kinds of inputs as one over plain rows."""
-        return not self.constants and self.shift.ndim == 1
+        return not self.constants and self.source is None and self.shift.ndim == 1
 
     def keep(self, rows: Sequence[int]) -> RowInputs | None:
         """Returns the inputs of these rows, in this order; None where they say no more than the tokens."""
@@ -51,6 +92,7 @@ class RowInputs:
             self.shift[..., list(rows)],
             {name: value[list(rows)] for name, value in self.constants.items()},
             _if_any([self.hidden[row] for row in rows] if self.hidden else ()),
+            self.source and self.source.keep(rows),
         )
         return None if kept.is_plain else kept
 
@@ -74,7 +116,8 @@ class RowInputs:
             for one in (self, more)
             for columns in one.hidden or [np.zeros(0, np.int64)] * one.shift.shape[-1]
         ]
-        return RowInputs(np.concatenate(shifts, -1), constants, _if_any(hidden))
+        source = self.source and more.source and self.source.joined(more.source)
+        return RowInputs(np.concatenate(shifts, -1), constants, _if_any(hidden), source)
 
     def positions(self, depths: NDArray[np.int64]) -> NDArray[np.int64]:
         """Positions `[*axes, rows, nodes]` of nodes that have so many tokens before them, `[rows, nodes]`."""

@@ -20,6 +20,7 @@ from draftwood.backends.nodes.row_inputs import RowInputs
 from draftwood.backends.passes.capture import Capture, Captured
 from draftwood.backends.recurrent.states import States
 from draftwood.backends.structure.forward import guarded_pass
+from draftwood.backends.structure.layers import count_layers
 from draftwood.backends.structure.masks import Reach
 from draftwood.backends.weights.streamed import read_ahead
 
@@ -80,7 +81,7 @@ class PackedPasses(ModelBackend):
         super().__init__(model, chunk=chunk)
         self._module, self._states, self._kinds = module, states, kinds
         self._prompt_kinds = dict.fromkeys(kinds, Reach()) if whole_prompts else kinds
-        read_ahead(module, layers=self.skippable_layers)
+        read_ahead(module, layers=count_layers(model))
         self._cache = RowCache(standing=capture != "off")
         self._pass = ModelPass(
             model, module, kinds=tuple(kinds), cache=self._cache, states=states, device=self.device

@@ -20,6 +20,9 @@ ORIGINAL_LENGTH = "original_max_position_embeddings"
 RECOMPUTE_NAMES = {ORIGINAL_LENGTH, "next_sequence_length"}
 """Names in the code of a family that forgets its cache there and then takes the whole text for new."""
 
+_POSITIONS = ("max_position_embeddings", "max_target_positions", "max_decoder_position_embeddings")
+"""What configurations call the number of a text's positions."""
+
 OFFSET = 8
 """Rows that a table of positions may have beyond the length that its configuration names."""
 
@@ -45,7 +48,8 @@ def end_of_positions(model: Any) -> int | None:
     cached keys depend on when they were rotated.
     """
     config = model.config.get_text_config(decoder=True)
-    positions = getattr(config, "max_position_embeddings", None)
+    named = (getattr(config, name, None) for name in _POSITIONS)
+    positions = next((length for length in named if length), None)
     # Where this is the only name, a table of distances is made of it in every pass (MPT).
     length = positions or getattr(config, "max_seq_len", None)
     if not length or length < 0:  # some name -1 for none

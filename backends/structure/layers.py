@@ -19,8 +19,13 @@ LAYER_LISTS = {"attn_layer_indices", "full_attn_idxs", "hybrid_layer_ids"}
 
 
 def count_layers(model: Any) -> int:
-    """Returns how many decoder layers of `model` can be left out one by one; 0 if they are not found."""
+    """Returns how many decoder layers `model` has; 0 if they are not found."""
     return len(decoder_layers(model))
+
+
+def count_skippable(model: Any) -> int:
+    """Returns how many decoder layers of `model` can be left out one by one; 0 if they are not found."""
+    return 0 if _are_doubled(model.config.get_text_config(decoder=True)) else count_layers(model)
 
 
 def decoder_layers(model: Any) -> Sequence[torch.nn.Module]:
@@ -63,6 +68,10 @@ def without_layers(model: Any, layers: Sequence[int]) -> Any:
             f"The decoder layers of {type(model).__name__} are not found, so that none can be left out; use "
             "a draft model."
         )
+    if not count_skippable(model):
+        raise UnsupportedModel(
+            f"A layer of {type(model).__name__} holds two, so none can be left out; use a draft model."
+        )
     have = len(model.get_submodule(name))
     for layer in layers:
         if not 0 <= layer < have:
@@ -88,7 +97,10 @@ def without_layers(model: Any, layers: Sequence[int]) -> Any:
 
 def layer_list(model: Any) -> str | None:
     """Dotted name of the list of decoder layers: the outermost of their number, if there is but one."""
-    count = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+    if model.config.is_encoder_decoder:
+        return _list_of_decoder(model)
+    text = model.config.get_text_config(decoder=True)
+    count = text.num_layers if _are_doubled(text) else getattr(text, "num_hidden_layers", None)
     names = [
         name
         for name, module in model.named_modules()
@@ -97,6 +109,20 @@ def layer_list(model: Any) -> str | None:
     outermost = min((name.count(".") for name in names), default=0)
     names = [name for name in names if name.count(".") == outermost]
     return names[0] if len(names) == 1 else None
+
+
+def _are_doubled(text: Any) -> bool:
+    """Whether a layer holds two, which the cache and `num_hidden_layers` count, as LongCat-Flash's do."""
+    layers = getattr(text, "num_layers", None)
+    return isinstance(layers, int) and 2 * layers == getattr(text, "num_hidden_layers", None)
+
+
+def _list_of_decoder(model: Any) -> str | None:
+    """Dotted name of the only list in the decoder of an encoder-decoder, whose encoder has one too."""
+    decoder = model.get_decoder()
+    name = next((name for name, module in model.named_modules() if module is decoder), None)
+    lists = [part for part, child in decoder.named_children() if isinstance(child, torch.nn.ModuleList)]
+    return f"{name}.{lists[0]}" if name and len(lists) == 1 else None
 
 
 def _describe_layers(text: Any, remaining: Sequence[int], have: int) -> None:

@@ -1,4 +1,4 @@
-"""Tokens a pass of a tiny Whisper with a smaller one as its draft, both trained here on artificial sound.
+"""Words a second and words a pass of a small Whisper with a smaller draft, trained on artificial sound.
 
 Every word of an artificial language sounds for a few frames, with noise. Each word has a few likely
 successors, so that a draft that hears less still guesses some.
@@ -6,14 +6,16 @@ successors, so that a draft that hears less still guesses some.
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Annotated, Any
 
+import attrs
 import torch
 import transformers as hf
 import typer
 from torch import Tensor
 
-from draftwood import ModelPrompt, SpeculativeDecoder
+from draftwood import custom_generate
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.greedy import Greedy
@@ -28,43 +30,83 @@ def speech(
     steps: Annotated[int, typer.Option(help="Steps of training.", min=1)] = 800,
     noise: Annotated[float, typer.Option(help="Spread of the noise; a word's own is 1.", min=0)] = 0.5,
     texts: Annotated[int, typer.Option(help="Texts that are written.", min=1)] = 32,
+    layers: Annotated[int, typer.Option(help="Of the target's encoder and decoder.", min=1)] = 2,
+    width: Annotated[int, typer.Option(help="Of the target.", min=4)] = 64,
     seed: Annotated[int, typer.Option(help="Of the language, the models and the texts.")] = 0,
 ) -> None:
-    """Train a tiny pair of Whispers and count tokens per target pass.
+    """Train a small pair of Whispers; measure words a second and words per target pass.
 
     \b
     Examples:
       python -m benchmarks speech
       python -m benchmarks speech --noise 1.0 --steps 2000
+      python -m benchmarks speech --layers 12 --width 256
     """
     torch.manual_seed(seed)
     language = Language()
-    target, draft = whisper(layers=2, width=64), whisper(layers=1, width=32)
+    target, draft = whisper(layers=layers, width=width), whisper(layers=1, width=32)
     for name, model in (("target", target), ("draft", draft)):
         wrong = train(model, language, steps=steps, noise=noise)
         typer.echo(f"{name}: {sum(p.numel() for p in model.parameters())} parameters, loss {wrong:.3f}")
+    hf.logging.set_verbosity_error()
     heard, said = language.texts(texts, noise=noise)
-    options = {"input_features": heard, "max_new_tokens": LONGEST, "do_sample": False}
-    plain = target.generate(**options)
+    told = {"max_new_tokens": LONGEST, "do_sample": False}
+    plain = target.generate(input_features=heard, **told)
     same = (plain[:, : said.shape[1]] == said[:, : plain.shape[1]]).float().mean()
     typer.echo(f"words of the target that were said: {same:.2f}")
-    tree = FixedTree(4, 2, 8, 0.0, "top-k")
-    for name, drafter, policy in (
-        ("draft, tree of 8", draft, tree),
-        ("draft, chain of 4", draft, FixedTree(4, 1, 4, 0.0, "top-k")),
-        ("prompt lookup, chain of 4", PromptLookup(WORDS + 2), FixedTree(4, 1, 4, 0.0, "top-k")),
-    ):
-        decoder = SpeculativeDecoder(target, drafter, policy, Greedy())
-        tokens = passes = equal = 0
-        for row in range(texts):
-            one = heard[row : row + 1]
-            prompt = ModelPrompt.of(target, input_features=one)
-            out: Any = decoder.generate(prompt, max_new_tokens=LONGEST, return_dict_in_generate=True)
-            truth = target.generate(**{**options, "input_features": one})[0].tolist()
-            equal += out.tokens[0][: len(truth)] == truth
-            tokens += len(out.tokens[0])
-            passes += len(out.statistics.history)  # the pass over the prompt gives a token too
-        typer.echo(f"{name}: {tokens / passes:.2f} tokens a pass, {equal} of {texts} texts as by generate()")
+    lookup = PromptLookup(WORDS + 2)
+    contenders: dict[str, dict[str, Any]] = {
+        "generate()": {},
+        "assisted generation": {"assistant_model": draft},
+        "draft, tree of 8": {"custom_generate": loop(draft, FixedTree(4, 2, 8, 0.0, "top-k"))},
+        "draft, chain of 4": {"custom_generate": loop(draft, FixedTree(4, 1, 4, 0.0, "top-k"))},
+        "prompt lookup, chain of 4": {"custom_generate": loop(lookup, FixedTree(4, 1, 4, 0.0, "top-k"))},
+    }
+    found = {name: Written() for name in contenders}
+    passes: list[None] = []
+    # One hook for all calls: a model with another hook is another one, which loops load and check anew.
+    target.get_decoder().register_forward_hook(lambda *_: passes.append(None))
+    for row in range(-1, texts):  # the first turn warms up
+        for name, options in contenders.items():
+            one = write(target, passes, heard[max(row, 0)][None], **told, **options)
+            if row >= 0:
+                found[name] = found[name].joined(one)
+    for name, one in found.items():
+        equal = sum(map(torch.equal, one.texts, found["generate()"].texts))
+        typer.echo(
+            f"{name}: {one.words / one.seconds:.0f} words a second, "
+            f"{one.words / one.passes:.2f} words a pass, {equal} of {texts} texts as by generate()"
+        )
+
+
+@attrs.frozen(eq=False)
+class Written:
+    """Texts of a contender: their tokens, passes of the target's decoder, and seconds with the encoder."""
+
+    texts: tuple[Tensor, ...] = ()
+    passes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def words(self) -> int:
+        """Returns how many words they have; Whisper gives no token for the end."""
+        return sum(map(len, self.texts))
+
+    def joined(self, more: Written) -> Written:
+        """Returns the texts of both."""
+        return Written((*self.texts, *more.texts), self.passes + more.passes, self.seconds + more.seconds)
+
+
+def write(target: Any, passes: list[None], heard: Tensor, **options: Any) -> Written:
+    """Writes what is heard in `[1, BINS, frames]`; `passes` grows with every pass of the target's decoder."""
+    before, started = len(passes), perf_counter()
+    text = target.generate(input_features=heard, **options)[0]
+    return Written((text,), len(passes) - before, perf_counter() - started)
+
+
+def loop(drafter: Any, policy: FixedTree) -> Any:
+    """Returns greedy draft trees for `generate()`."""
+    return custom_generate(drafter=drafter, policy=policy, verifier=Greedy())
 
 
 class Language:
@@ -127,7 +169,7 @@ def train(model: Any, language: Language, *, steps: int, noise: float) -> float:
         loss.backward()
         optimizer.step()
         schedule.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     model.eval()
     last = losses[-max(steps // 10, 1) :]
     return sum(last) / len(last)

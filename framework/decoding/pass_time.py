@@ -12,6 +12,7 @@ import torch
 
 from draftwood.base.errors import InvalidInput
 from draftwood.protocols import StateBackend
+from draftwood.protocols.model_prompt import ModelPrompt
 
 
 def _not_negative(_: object, field: attrs.Attribute[Any], value: float) -> None:
@@ -64,17 +65,20 @@ def pass_seconds(
     backend: StateBackend,
     *,
     sizes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
-    context: int = 128,
+    context: int | ModelPrompt = 128,
     repetitions: int = 7,
 ) -> dict[int, list[float]]:
-    """Measures passes over chains after `context` tokens of one row: seconds by size.
+    """Measures passes over chains after `context` tokens or a prompt of one row: seconds by size.
 
     The sizes take turns, so that a slow moment of the machine affects all of them.
     """
     if backend.lengths:
         raise InvalidInput("The backend is decoding; measure its passes before or after.")
     times: dict[int, list[float]] = {size: [] for size in sizes}
-    backend.prefill([torch.arange(context) % backend.vocab_size])
+    if isinstance(context, ModelPrompt):
+        backend.read_prompt(context)
+    else:
+        backend.prefill([torch.arange(context) % backend.vocab_size])
     try:
         for repetition in range(repetitions + 1):
             for size, durations in times.items():

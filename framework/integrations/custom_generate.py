@@ -108,8 +108,8 @@ class CustomGenerate:
     learner: Learner | None = None
     _decoder: SpeculativeDecoder | None = attrs.field(default=None, init=False)
     _model: Any = attrs.field(default=None, init=False)
-    _structure: Any = attrs.field(default=None, init=False)
-    _text_refused: tuple[Any, Any] | None = attrs.field(default=None, init=False)
+    _key: ModelKey | None = attrs.field(default=None, init=False)
+    _text_refused: str = attrs.field(default="", init=False)
 
     def __attrs_post_init__(self) -> None:
         watch(type(self))
@@ -291,39 +291,48 @@ class CustomGenerate:
             model: the target.
             by_forward: whether its own forward reads the prompt. Then trees after the prompt are checked
                 there, and a model that reads text otherwise than it decodes is not refused for that.
+
+        Raises:
+            UnsupportedModel: no backend reads a text of `model` token by token, and it is not `by_forward`.
         """
-        structure = ModelKey.of(model).structure, by_forward
-        if self._decoder is None or self._model is not model or self._structure != structure:
+        key = ModelKey.of(model)
+        if self._decoder is None or self._model is not model or self._key_of_verdict(key) != self._key:
+            self._decoder, self._text_refused = None, ""
+            target = self._target_of(model)
             self._decoder = SpeculativeDecoder(
-                self._target_of(model, by_forward=by_forward),
+                target,
                 cast(Drafter, self.drafter),
                 self.policy,
                 self.verifier,
                 follows_defaults=False,  # generate() has made processors of them
                 pass_costs=self.pass_costs,
             )
-            self._model, self._structure = model, structure
+            self._model, self._key = model, self._key_of_verdict(key)
+        if self._text_refused and not by_forward:
+            raise UnsupportedModel(self._text_refused)
         return self._decoder
+
+    def _key_of_verdict(self, key: ModelKey) -> ModelKey:
+        """The part that decides on the decoder; a backend that reads text takes up other contents itself."""
+        return key if self._text_refused else attrs.evolve(key, contents=())
+
+    def _target_of(self, model: Any) -> StateBackend:
+        try:
+            return registry.load(model, engine=self.engine)
+        except UnsupportedModel as error:
+            with suppress(DraftwoodError):
+                target: StateBackend = registry.get("loaders", "auto")(model, attention="mask")
+                self._text_refused = str(error)
+                return target
+            raise
 
     def _decodes_text(self, model: Any) -> bool:
         """Returns whether a backend reads a text of `model` token by token."""
-        key = model, ModelKey.of(model).structure
-        if self._text_refused != key:
-            try:
-                self._decoder_of(model, by_forward=False)
-            except UnsupportedModel:
-                self._text_refused = key
-        return self._text_refused != key
-
-    def _target_of(self, model: Any, *, by_forward: bool) -> Any:
         try:
-            return registry.load(model, engine=self.engine)
+            self._decoder_of(model, by_forward=False)
         except UnsupportedModel:
-            if not by_forward:
-                raise
-            with suppress(DraftwoodError):
-                return registry.get("loaders", "auto")(model, attention="mask")
-            raise
+            return False
+        return True
 
 
 def _untold() -> Call:

@@ -13,7 +13,7 @@ from draftwood.decoding.given_cache import filled_cache
 from draftwood.decoding.kept_text import KeptText
 from draftwood.integrations.generate_call import Call, says_something
 from draftwood.integrations.inner_outputs import FLAGS
-from draftwood.protocols.model_prompt import ModelPrompt, has_holes
+from draftwood.protocols.model_prompt import ModelPrompt, has_holes, placeholders_of
 
 # What `generate` itself prepares for the model, and leaves the text as it is.
 _PREPARED = frozenset({"attention_mask", "logits_to_keep", "use_cache", "return_dict"})
@@ -59,6 +59,8 @@ def prompt_of(
     more = _more_than_text(call, model, model_kwargs, ids)
     if _has_virtual_tokens(model):
         more.append("PEFT's learnt tokens")
+    if not more and _cache_holds_images(model, model_kwargs, ids):
+        more.append("a cache that holds images, videos or sound")
     if not more and takes_more_than_text(model) and not decodes_text():
         more.append("text that the model reads otherwise than it writes")
     mask = model_kwargs.get("attention_mask")
@@ -119,6 +121,13 @@ def _more_than_text(call: Call, model: Any, model_kwargs: Mapping[str, Any], ids
     if positions is not None and not _counts_tokens(positions, model_kwargs.get("attention_mask"), ids):
         more.append("position_ids")
     return sorted(more)
+
+
+def _cache_holds_images(model: Any, model_kwargs: Mapping[str, Any], ids: Tensor) -> bool:
+    """Returns whether a cache has read placeholders, after which positions need not be columns."""
+    if filled_cache(model_kwargs) is None:
+        return False
+    return any(bool((ids == token).any()) for token in placeholders_of(model))
 
 
 def takes_more_than_text(model: Any) -> bool:

@@ -35,7 +35,11 @@ def is_block(folder: str | PathLike[str]) -> bool:
     except InvalidInput:
         return False
     if "speculators_model_type" in description:
-        return description["speculators_model_type"] in speculators.KINDS
+        # Others with a block are refused by their name when they are read.
+        kind = description["speculators_model_type"]
+        return kind in speculators.KINDS or (
+            kind not in ("eagle3", "peagle", "mtp") and "block_size" in description
+        )
     classes = description.get("architectures") or []
     named = isinstance(classes, list) and any(
         kind in str(name).lower() for name in classes for kind in ("dflash", "domino", "dspark", "jetspec")

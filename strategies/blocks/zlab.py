@@ -57,7 +57,8 @@ def described(description: Mapping[str, Any], tensors: Collection[str], where: s
         InvalidInput: a key that is not known or missing, or a value that is not supported, by name.
     """
     check_class(description, others=keys.OTHER_CLASSES, where=where)
-    check_layers_like(description, kinds=_LIKE_QWEN3, classes=_CLASSES, like="Qwen3's", where=where)
+    plain = any(name in _CLASSES for name in named_classes(description))
+    check_layers_like(description, kinds=_LIKE_QWEN3, plain=plain, like="Qwen3's", where=where)
     inner = _inner(description, where)
     _OUTER.check(description, where=where)
     _INNER.check(inner, where=f"dflash_config of {where}")

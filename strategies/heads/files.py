@@ -14,6 +14,7 @@ from torch import Tensor
 
 from draftwood import InvalidInput
 from draftwood.base.json_text import parse_json
+from draftwood.base.placeholders import placeholder
 from draftwood.base.whole_files import write_by, write_json
 
 T = TypeVar("T")
@@ -166,6 +167,8 @@ def _opened(folder: Path, file: str, take: Callable[[Any], T]) -> T:
         with safe_open(folder / file, framework="pt") as stored:
             return take(stored)
     except (OSError, ValueError, SafetensorError) as error:
+        if instead := placeholder(folder / file):
+            raise InvalidInput(f"{file} in {str(folder)!r} {instead}.") from error
         reason = " ".join(str(error).split())[:160].rstrip(".")
         raise InvalidInput(
             f"{file} in {str(folder)!r} cannot be read ({reason}); copy the head again."
@@ -236,6 +239,12 @@ def _no_weights(folder: Path) -> InvalidInput:
             f"{pickles[0]} in {str(folder)!r} is a pickle, which can run code when it is read; make "
             f"safetensors of it with `draftwood convert-head {folder} OUT`."
         )
+    others = sorted(file.name for file in folder.glob("*.safetensors"))
+    if others:
+        return InvalidInput(
+            f"There is neither {WEIGHTS} nor {INDEX} in {str(folder)!r}, but {', '.join(others)[:120]}; copy "
+            f"the index too, or rename a single file to {WEIGHTS}."
+        )
     return InvalidInput(f"There is no {WEIGHTS} in {str(folder)!r}; name a folder with a head.")
 
 
@@ -247,6 +256,8 @@ def _json(folder: Path, name: str, what: str) -> dict[str, Any]:
             f"There is no {name} that can be read in {str(folder)!r}; name a folder with {what}."
         ) from error
     except ValueError as error:
+        if instead := placeholder(folder / name):
+            raise InvalidInput(f"{name} in {str(folder)!r} {instead}.") from error
         raise InvalidInput(f"{name} in {str(folder)!r} is not valid JSON: {error}.") from error
     if not isinstance(content, dict):
         raise InvalidInput(f"{name} in {str(folder)!r} is no JSON object; name a folder with {what}.")

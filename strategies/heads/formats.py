@@ -14,6 +14,7 @@ from torch.nn import Module
 from draftwood import InvalidInput
 from draftwood.strategies.heads import safeailab, speculators
 from draftwood.strategies.heads.config import Eagle3Config
+from draftwood.strategies.heads.copied import guesses_at_once
 from draftwood.strategies.heads.eagle3 import Eagle3Head
 from draftwood.strategies.heads.files import (
     check_floats,
@@ -39,12 +40,17 @@ def is_head(folder: str | PathLike[str]) -> bool:
     except InvalidInput:
         return False
     if "speculators_model_type" in description:
-        return bool(description["speculators_model_type"] == "eagle3")
+        # Whatever no other reader takes, so that it is refused by its name.
+        kind = description["speculators_model_type"]
+        return kind == "eagle3" or (kind not in ("peagle", "mtp") and "block_size" not in description)
     classes = [name.lower() for name in named_classes(description)]
-    if any("peagle" in name for name in classes) or _OF_BLOCKS & description.keys():
+    if guesses_at_once(description) or _OF_BLOCKS & description.keys():
         return False
     # EAGLE-1 and EAGLE-2 are told apart when a head is read.
-    named = any("eagle" in name for name in classes) or description.get("model_type") == "eagle"
+    named = (
+        any(part in name for name in classes for part in ("eagle", *_LAST_LAYER))
+        or description.get("model_type") == "eagle"
+    )
     return named or "draft_vocab_size" in description or bool(_generation(folder, description))
 
 
@@ -97,18 +103,26 @@ def check_generation(folder: str | PathLike[str]) -> None:
     """
     description = read_description(folder)
     names = [name.lower() for name in named_classes(description)]
-    older = [name for name in names if "eagle" in name and "eagle3" not in name]
+    older = [
+        name
+        for name in names
+        if any(part in name for part in ("eagle", *_LAST_LAYER)) and "eagle3" not in name
+    ]
     if description.get("speculators_model_type") is None and (
         description.get("model_type") == "eagle"
         or (older and "draft_vocab_size" not in description)
         or _generation(folder, description) == 1
     ):
+        kind = next((_LAST_LAYER[part] for part in _LAST_LAYER for name in older if part in name), _OLDER)
         raise InvalidInput(
-            f"{str(folder)!r} describes a head of EAGLE-1 or EAGLE-2, which reads the target's last layer "
-            "only; EAGLE-3 heads are read, so use one of those."
+            f"{str(folder)!r} describes a head of {kind}, which reads the target's last layer only; EAGLE-3 "
+            "heads are read, so use one of those."
         )
 
 
+_OLDER = "EAGLE-1 or EAGLE-2"
+_LAST_LAYER = {"vispec": "ViSpec", "mlpspeculator": "MLPSpeculator"}
+"""Other heads that read only the last layer, by a part of their classes' names."""
 _OF_BLOCKS = {"block_size", "dflash_config", "dspark_config"}
 _OF_EAGLE_3 = ("draft_vocab_size", "eagle_config", "speculators_model_type")
 _BEFORE_EAGLE_3 = frozenset({"fc.weight", "layers.0.self_attn.q_proj.weight"})

@@ -47,6 +47,8 @@ WITHOUT_EFFECT = frozenset(
         "num_experts_per_tok", "num_local_experts", "num_nextn_predict_layers", "routed_scaling_factor",
         "scoring_func", "shared_expert_intermediate_size", "tf_legacy_loss", "topk_group", "topk_method",
         "torchscript", "use_bfloat16",
+        # what only P-EAGLE's training reads
+        "down_sample_ratio", "down_sample_ratio_min",
         # heads that classify a text, and tokens of a target's tokenizer
         "add_classification_head", "class_num", "cla_share_factor", "dense_list", "modal_type",
         "org_vocab_size", "pool_type", "use_mrope",
@@ -138,19 +140,22 @@ class Table:
     only: Mapping[str, tuple[Any, ...]] = attrs.field(factory=dict)
     kind: str = "a head"
 
-    def check(self, described: Mapping[str, Any], *, where: str) -> None:
+    def check(
+        self, described: Mapping[str, Any], *, where: str, copied: Collection[str] = frozenset()
+    ) -> None:
         """Refuse keys that are not known, and values that are not supported.
 
         Args:
             described: the table.
             where: where it is stored, for messages.
+            copied: other keys, which are the target's.
 
         Raises:
             InvalidInput: a key or a value, by name.
         """
         accepted = {**ONLY, **self.only}
         for key, value in described.items():
-            if key in self.read:
+            if key in self.read or (key in copied and key not in accepted and key not in ELSEWHERE):
                 continue
             if key in accepted:
                 if not _among(value, accepted[key]):
@@ -219,19 +224,19 @@ def check_class(description: Mapping[str, Any], *, others: Mapping[str, str], wh
 
 
 def check_layers_like(
-    description: Mapping[str, Any], *, kinds: Collection[str], classes: Collection[str], like: str, where: str
+    description: Mapping[str, Any], *, kinds: Collection[str], plain: bool, like: str, where: str
 ) -> None:
     """Refuse a `model_type` whose layers are others, unless a class says by itself what its layers are.
 
     Args:
         description: the whole of it; some makers copy `model_type` from the target.
         kinds: those whose layers are alike.
-        classes: names of classes that have such layers whatever `model_type` says.
+        plain: whether its class has such layers whatever `model_type` says.
         like: whose they are, for messages.
         where: it is stored, for messages.
     """
     kind = description.get("model_type")
-    if kind in (None, "", *kinds) or any(name in classes for name in named_classes(description)):
+    if kind in (None, "", *kinds) or plain:
         return
     raise InvalidInput(f"model_type is {kind!r:.60} in {where}; layers like {like} are read.")
 

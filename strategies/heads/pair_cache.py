@@ -14,9 +14,9 @@ SCRATCH, TEXT = 64, 256
 
 
 class PairCache:
-    """Slots of keys and values, each `[rows, heads, slots, width]`.
+    """Slots of keys, of values, and of the keys of an indexer, each `[rows, heads, slots, width]`.
 
-    Keys and values may differ in heads and width.
+    They may differ in heads and width.
 
     Heads of a second layer follow the first layer's.
 
@@ -24,10 +24,10 @@ class PairCache:
     belongs to the text, takes the padding of a pass. One slot for every pair of the text follows.
     """
 
-    def __init__(self, rows: int, *, kept: tuple[HeadsAndWidth, HeadsAndWidth], like: Tensor) -> None:
-        """`rows` empty rows for keys and values of the shapes `kept`, of the dtype and device of `like`."""
+    def __init__(self, rows: int, *, kept: Sequence[HeadsAndWidth], like: Tensor) -> None:
+        """`rows` empty rows for tensors of the shapes `kept`, of the dtype and device of `like`."""
         self.scratch, self.text = SCRATCH, TEXT
-        self.keys, self.values = (like.new_zeros(rows, heads, SCRATCH + TEXT, width) for heads, width in kept)
+        self.parts = [like.new_zeros(rows, heads, SCRATCH + TEXT, width) for heads, width in kept]
 
     def reserve(self, *, scratch: int, text: int) -> None:
         """Have room for so many drafted pairs, and pairs of the text, in every row."""
@@ -39,7 +39,7 @@ class PairCache:
         )
 
     def _resize(self, scratch: int, text: int) -> None:
-        self.keys, self.values = (self._widened(old, scratch, text) for old in (self.keys, self.values))
+        self.parts = [self._widened(old, scratch, text) for old in self.parts]
         self.scratch, self.text = scratch, text
 
     def _widened(self, old: Tensor, scratch: int, text: int) -> Tensor:
@@ -50,20 +50,30 @@ class PairCache:
         return wide
 
     def write(
-        self, keys: Tensor, values: Tensor, rows: Tensor, slots: Tensor, *, heads: slice = slice(None)
-    ) -> None:
-        """Put `[..., heads, width]` at these `rows` and `slots`, each `[...]`, as these of the heads."""
-        for held, new in ((self.keys, keys), (self.values, values)):
-            held.transpose(1, 2)[rows, slots, heads] = new
+        self, new: Tensor, part: int, rows: Tensor, slots: Tensor, *, heads: slice = slice(None)
+    ) -> Tensor:
+        """Put `[..., heads, width]` at these `rows` and `slots`, each `[...]`, as these heads of a part.
+
+        Args:
+            new: what is written.
+            part: 0 for keys, 1 for values, 2 for the keys of an indexer.
+            rows: where it is written.
+            slots: likewise.
+            heads: of the part.
+
+        Returns:
+            These heads of the part in all rows and slots.
+        """
+        self.parts[part].transpose(1, 2)[rows, slots, heads] = new
+        return self.parts[part][:, heads]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep these rows, and forget the others."""
-        self.keys, self.values = self.keys[list(rows)], self.values[list(rows)]
+        self.parts = [part[list(rows)] for part in self.parts]
 
     def join(self, other: PairCache) -> None:
         """Append the rows of `other`."""
         scratch, text = max(self.scratch, other.scratch), max(self.text, other.text)
         for cache in (self, other):
             cache._resize(scratch, text)
-        self.keys = torch.cat([self.keys, other.keys])
-        self.values = torch.cat([self.values, other.values])
+        self.parts = [torch.cat(both) for both in zip(self.parts, other.parts, strict=True)]

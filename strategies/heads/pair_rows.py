@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draftwood import InvalidInput, Requests
 from draftwood.strategies.heads.pair_cache import PairCache
-from draftwood.strategies.heads.pairs import PairHead, grouped_attention
+from draftwood.strategies.heads.pairs import PairHead, among, grouped_attention
 from draftwood.strategies.padded import widened
 
 Numbers = NDArray[np.int64]
@@ -41,14 +41,27 @@ class _Slots:
     mask: Tensor
 
     def hold(self, keys: Tensor, values: Tensor, layer: int = 0) -> tuple[Tensor, Tensor]:
-        count = keys.shape[1]
-        heads = slice(layer * count, (layer + 1) * count)
-        self.cache.write(keys.transpose(1, 2), values.transpose(1, 2), self.rows, self.places, heads=heads)
-        used = self.mask.shape[2]
-        return self.cache.keys[:, heads, :used], self.cache.values[:, heads, :used]
+        heads = slice(layer * keys.shape[1], (layer + 1) * keys.shape[1])
+        return self._written(keys, 0, heads), self._written(values, 1, heads)
+
+    def _written(self, new: Tensor, part: int, heads: slice) -> Tensor:
+        held = self.cache.write(new.transpose(1, 2), part, self.rows, self.places, heads=heads)
+        return held[:, :, : self.mask.shape[2]]
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         return grouped_attention(queries, keys, values, self.mask, scale=scale)
+
+    @property
+    def seen(self) -> Tensor:
+        return self.mask
+
+    def hold_index(self, keys: Tensor) -> Tensor:
+        return self._written(keys.unsqueeze(1), 2, slice(None))[:, 0]
+
+    def attend_to(
+        self, chosen: Tensor, queries: Tensor, keys: Tensor, values: Tensor, scale: float
+    ) -> Tensor:
+        return grouped_attention(queries, keys, values, among(self.mask, chosen), scale=scale)
 
 
 class PairRows:
@@ -152,8 +165,9 @@ class PairRows:
             if self._head.text_attends:
                 self._attend_to_text(embeddings, paired, of_row, at)
             else:
-                keys, values = self._head.keys_values(embeddings.unsqueeze(0), paired.unsqueeze(0), pairs[2:])
-                self._cache.write(keys[0], values[0], pairs[1], pairs[2] + self._cache.scratch)
+                kept = self._head.keys_values(embeddings.unsqueeze(0), paired.unsqueeze(0), pairs[2:])
+                for part, new in enumerate(kept):
+                    self._cache.write(new[0], part, pairs[1], pairs[2] + self._cache.scratch)
         rows = torch.tensor(longer).to(device, non_blocking=True)
         self._states[rows, _BEFORE_ROOT] = torch.cat([states[row][-1:] for row in longer])
 

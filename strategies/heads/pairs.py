@@ -6,8 +6,10 @@ below the root, a drafted token and what the head recycled at its parent.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -42,13 +44,32 @@ class PairAttention(Protocol):
         ...
 
 
+class IndexedAttention(PairAttention, Protocol):
+    """Attention of a layer whose indexer chooses, by separate keys, which ones a pair sees."""
+
+    @property
+    def seen(self) -> Tensor:
+        """The keys that the pairs may see, bool `[rows, n, slots]`; one row may be for all."""
+        ...
+
+    def hold_index(self, keys: Tensor) -> Tensor:
+        """Keep the indexer's keys of these pairs, `[rows, n, width]`; returns all `[rows, slots, width]`."""
+        ...
+
+    def attend_to(
+        self, chosen: Tensor, queries: Tensor, keys: Tensor, values: Tensor, scale: float
+    ) -> Tensor:
+        """Let queries attend as `attend` does, to the slots `chosen` `[rows, n, k]` among the seen ones."""
+        ...
+
+
 class PairHead(Protocol):
     """A head over pairs, as `PairRows`, `unrolled` and the drafters use it.
 
     Attributes:
         width: of states and embeddings.
         vocab_size: tokens of the target.
-        kept: the shapes of the keys and of the values that are kept of a pair, in all layers.
+        kept: the shapes of what is kept of a pair in all layers: keys, values, and keys of an indexer.
         text_attends: what is kept of a pair depends on the pairs before it, since there are several layers;
             then a text is read by `step`, and else by `keys_values`.
         like: some tensor of the dtype and device of its passes.
@@ -64,7 +85,7 @@ class PairHead(Protocol):
     @property
     def vocab_size(self) -> int: ...
     @property
-    def kept(self) -> tuple[HeadsAndWidth, HeadsAndWidth]: ...
+    def kept(self) -> Sequence[HeadsAndWidth]: ...
     @property
     def text_attends(self) -> bool: ...
     @property
@@ -89,7 +110,7 @@ class PairHead(Protocol):
         """
         ...
 
-    def keys_values(self, embeddings: Tensor, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def keys_values(self, embeddings: Tensor, states: Tensor, positions: Tensor) -> Sequence[Tensor]:
         """Returns what is kept of pairs, each `[rows, n, heads, width]`, as `step` hands it to `hold`.
 
         It is all that later pairs see of one, and with a single layer it depends on nothing else: a text is
@@ -108,6 +129,19 @@ class PairHead(Protocol):
     def recycled(self, out: Tensor) -> Tensor:
         """Returns the state that a token drafted after `out` is paired with."""
         ...
+
+
+def among(seen: Tensor, chosen: Tensor) -> Tensor:
+    """Returns which slots a query sees, bool `[rows, n, slots]`: the chosen ones that it may see.
+
+    Args:
+        seen: which it may see, likewise; one row may be for all.
+        chosen: slots, `[rows, n, k]`.
+    """
+    if chosen.shape[-1] >= seen.shape[-1]:
+        return seen
+    own = torch.zeros(*chosen.shape[:2], seen.shape[-1], dtype=torch.bool, device=seen.device)
+    return own.scatter(-1, chosen.long(), True) & seen
 
 
 def grouped_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *, scale: float) -> Tensor:

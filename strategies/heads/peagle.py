@@ -16,16 +16,18 @@ from draftwood import InvalidInput
 from draftwood.base.validators import at_least
 from draftwood.strategies.heads import safeailab, speculators
 from draftwood.strategies.heads.config import Eagle3Config
+from draftwood.strategies.heads.copied import guesses_at_once
 from draftwood.strategies.heads.eagle3 import Eagle3Head
 from draftwood.strategies.heads.files import check_no_model, read_description, read_tensors, write_head
 from draftwood.strategies.heads.formats import in_file, load_weights, with_usual_names
-from draftwood.strategies.heads.keys import named_classes, whole_number
+from draftwood.strategies.heads.keys import whole_number
 from draftwood.strategies.heads.pairs import grouped_attention
 from draftwood.strategies.heads.sizes import check_guesses, check_held, check_taps
 from draftwood.strategies.heads.vocabulary import maps_of, target_ids_of
 
 KIND = "peagle"
 _MASKS = ("mask_token_id", "ptd_token_id", "pard_token")  # the first is speculators', others are engines'
+_DEPTHS = ("num_depths", "parallel_drafting")  # NeMo AutoModel's
 Known = list[tuple[Tensor, Tensor]]
 """By layer the keys and values of the pairs of a text, each `[length, heads, width]`."""
 
@@ -167,12 +169,7 @@ def is_peagle(folder: str | PathLike[str]) -> bool:
     except InvalidInput:
         return False
     kind = description.get("speculators_model_type")
-    return kind == KIND if kind is not None else _is_flat(description)
-
-
-def _is_flat(description: Mapping[str, Any]) -> bool:
-    """Whether it is SpecForge's, which has one table."""
-    return any("peagle" in name.lower() for name in named_classes(description))
+    return kind == KIND if kind is not None else guesses_at_once(description)
 
 
 def load_peagle(
@@ -230,16 +227,17 @@ def described(
         InvalidInput: a key or value that is not supported, or one that is missing.
     """
     kind = description.get("speculators_model_type")
-    flat = kind is None and _is_flat(description)
+    flat = kind is None and guesses_at_once(description)
     if kind != KIND and not flat:
         raise InvalidInput(f"{where} describes a {kind!r:.60} head; {KIND!r} is read here.")
+    proposed = _depths(description.get("speculators_config"), where)
     # The rest of it is an EAGLE-3 head's.
     alike = dict(description) if flat else {**description, "speculators_model_type": "eagle3"}
     format_ = safeailab if flat else speculators
     return PEagleConfig(
-        head=format_.described(alike, tensors, where, also=_MASKS, taps=taps),
+        head=format_.described(alike, tensors, where, also=(*_MASKS, *_DEPTHS), taps=taps),
         mask_token_id=_mask(description, mask_token_id, where),
-        depths=_depths(description.get("speculators_config"), where),
+        depths=whole_number(description, _DEPTHS[0], where=where, default=proposed),
     )
 
 

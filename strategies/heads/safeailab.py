@@ -7,6 +7,12 @@ from typing import Any
 
 from draftwood import InvalidInput
 from draftwood.strategies.heads.config import Eagle3Config, latent_keys
+from draftwood.strategies.heads.copied import (
+    has_plain_layers,
+    is_draft_model,
+    keys_of_target,
+    without_target,
+)
 from draftwood.strategies.heads.decoder_layer import (
     LATENT_KEYS,
     LAYER_KEYS,
@@ -55,12 +61,6 @@ _INNER = Table(
 # All of these have norms before their linear layers, SiLU and rotated queries and keys.
 _LIKE_LLAMA = ("llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe")
 _LIKE_DEEPSEEK = ("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25")
-_CLASSES = (
-    "Eagle3LlamaForCausalLM",
-    "LlamaForCausalLMEagle3",
-    "PEagleDraftModel",
-    "Qwen3Eagle3Model",
-)
 OTHER_CLASSES: Mapping[str, str] = {"gemma": "Gemma's norms and scales"}
 """Classes of heads that compute something else, by a part of their name."""
 
@@ -85,13 +85,17 @@ def described(
     Raises:
         InvalidInput: a key or value that is not supported, or one that is missing.
     """
-    check_class(description, others=OTHER_CLASSES, where=where)
+    if not is_draft_model(description):
+        check_class(description, others=OTHER_CLASSES, where=where)
+    copied = keys_of_target(description)
+    description = without_target(description)
     prefix = prefix_of(tensors)
     narrow = is_latent(tensors, prefix)
     read = _OUTER.read | frozenset(also) | (LATENT_KEYS if narrow else frozenset())
     kinds = _LIKE_DEEPSEEK if narrow else _LIKE_LLAMA
-    check_layers_like(description, kinds=kinds, classes=_CLASSES, like="Llama's", where=where)
-    Table(read=read, kind=_OUTER.kind).check(description, where=where)
+    plain = has_plain_layers(description)
+    check_layers_like(description, kinds=kinds, plain=plain, like="Llama's", where=where)
+    Table(read=read, kind=_OUTER.kind).check(description, where=where, copied=copied)
     inner = _nested(description.get("eagle_config"), where)
     check_no_window(description, where=where)
     layer = described_layer(description, where=where)

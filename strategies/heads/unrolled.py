@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from draftwood.strategies.heads.pairs import PairHead
+from draftwood.strategies.heads.pairs import PairHead, among, grouped_attention
 
 
 def unrolled(
@@ -70,18 +70,43 @@ class _Unrolled:
         # By layer, of each depth.
         self._keys: dict[int, list[Tensor]] = {}
         self._values: dict[int, list[Tensor]] = {}
+        self._index: list[Tensor] = []
 
     def hold(self, keys: Tensor, values: Tensor, layer: int = 0) -> tuple[Tensor, Tensor]:
-        self._layer = layer
+        self._layer, self._held = layer, keys
         return keys, values
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    @property
+    def seen(self) -> Tensor:
+        """The keys of all depths, one depth after the other."""
+        places = torch.arange(self._held.shape[2], device=self._held.device)
+        text = places <= (places - self.depth).clamp(min=0)[:, None]
+        own = [places == (places - self.depth + step)[:, None] for step in range(1, self.depth + 1)]
+        return torch.cat([text, *own], 1).unsqueeze(0)
+
+    def hold_index(self, keys: Tensor) -> Tensor:
+        del self._index[self.depth :]
+        self._index.append(keys)
+        return torch.cat(self._index, 1)
+
+    def attend_to(
+        self, chosen: Tensor, queries: Tensor, keys: Tensor, values: Tensor, scale: float
+    ) -> Tensor:
+        all_keys, all_values = self._with(queries, keys, values)
+        own = among(self.seen, chosen).expand(len(queries), -1, -1)
+        return grouped_attention(queries, torch.cat(all_keys, 2), torch.cat(all_values, 2), own, scale=scale)
+
+    def _with(self, queries: Tensor, keys: Tensor, values: Tensor) -> list[list[Tensor]]:
+        """Returns keys and values of every depth, this one included, a head for each of `queries`."""
         group = queries.shape[1] // keys.shape[1]
         known = [some.setdefault(self._layer, []) for some in (self._keys, self._values)]
         for some, new in zip(known, (keys, values), strict=True):
             del some[self.depth :]
             some.append(new.repeat_interleave(group, 1))
-        all_keys, all_values = known
+        return known
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        all_keys, all_values = self._with(queries, keys, values)
         count = queries.shape[2]
         queries = queries * scale
         scores = queries @ all_keys[0].mT

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from draftwood.strategies.heads.pairs import PairAttention
+from draftwood.strategies.heads.pairs import IndexedAttention, PairAttention
 
 NAME = "draftwood_pairs"
 """What the attention implementation of a layer's config must be called."""
@@ -20,12 +20,16 @@ def _attended(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: PairAttention,
+    attention_mask: PairAttention | AsMask,
     *,
     scaling: float,
+    indices: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it; a `PairAttention` stands in the mask's place."""
+    """Attention as transformers calls it; what attends is in the mask's place, `indices` are an indexer's."""
+    if isinstance(attention_mask, AsMask):
+        assert indices is not None
+        return attention_mask.attention.attend_to(indices, query, key, value, scaling), None
     return attention_mask.attend(query, key, value, scaling), None
 
 
@@ -43,16 +47,45 @@ class AsCache:
     ) -> tuple[Tensor, Tensor]:
         return self.attention.hold(keys, values)
 
+    def update_indexer(self, keys: Tensor, layer_idx: int) -> Tensor:
+        attention: Any = self.attention
+        held: Tensor = attention.hold_index(keys)
+        return held
+
+
+@attrs.frozen(eq=False)
+class AsMask:
+    """`attention` as a layer with an indexer sees its mask `[rows, 1, n, slots]`, to take `[:, 0]` of it."""
+
+    attention: IndexedAttention
+
+    def __getitem__(self, _: Any) -> Tensor:
+        return self.attention.seen
+
 
 class Kept:
     """Attention that notes what is kept of pairs, and lets them see nothing."""
 
-    keys: Tensor
-    values: Tensor
+    def __init__(self) -> None:
+        self.parts: list[Tensor] = []
+        """Each `[rows, n, heads, width]`."""
 
     def hold(self, keys: Tensor, values: Tensor, layer: int = 0) -> tuple[Tensor, Tensor]:
-        self.keys, self.values = keys, values
+        self.parts = [keys.transpose(1, 2), values.transpose(1, 2)]
         return keys, values
+
+    @property
+    def seen(self) -> Tensor:
+        return self.parts[0].new_ones(1, 1, 1, dtype=torch.bool)
+
+    def hold_index(self, keys: Tensor) -> Tensor:
+        self.parts.append(keys.unsqueeze(2))
+        return keys[:, :1]  # of one key scores are made, since none is attended to
+
+    def attend_to(
+        self, chosen: Tensor, queries: Tensor, keys: Tensor, values: Tensor, scale: float
+    ) -> Tensor:
+        return self.attend(queries, keys, values, scale)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         rows, heads, count, _ = queries.shape

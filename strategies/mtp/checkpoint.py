@@ -14,8 +14,9 @@ from torch import Tensor
 from draftwood import InvalidInput, UnsupportedModel
 from draftwood.strategies.heads.files import check_finite, read_description, read_named, write_head
 from draftwood.strategies.heads.sizes import check_held
-from draftwood.strategies.mtp.families import TARGET, Layout, family_of, layout_of, without_layer
+from draftwood.strategies.mtp.families import TARGET, family_of
 from draftwood.strategies.mtp.head import IN_SINGLE, MtpHead
+from draftwood.strategies.mtp.layout import Layout, layout_of, without_layer
 from draftwood.strategies.mtp.speculators import is_speculator, layout_in_file, native_layout
 
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

@@ -12,8 +12,8 @@ from torch.nn import Embedding, Linear, Module, ModuleList
 
 from draftwood.strategies.heads.pairs import HeadsAndWidth, PairAttention
 from draftwood.strategies.heads.rotation import Rotation
-from draftwood.strategies.mtp.attention import AsCache, Kept
-from draftwood.strategies.mtp.families import Layout
+from draftwood.strategies.mtp.attention import AsCache, AsMask, Kept
+from draftwood.strategies.mtp.layout import Layout
 
 IN_SINGLE = "e_score_correction_bias"
 """A buffer of routers that no half precision may round."""
@@ -52,10 +52,12 @@ class MtpHead(Module):
         # target's output head is the target's.
         self._rotary: list[Module] = []  # made when it is first needed, of a layer whose sizes were checked
         # Layers take their cache by this name, from transformers 5.24 on by the first.
-        parameters = signature(self.blocks[layout.attention_at].forward).parameters
+        attends: Any = self.blocks[layout.attention_at]
+        attends = attends.mixer if hasattr(attends, "mixer") else attends.self_attn
+        parameters = signature(attends.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self._borrowed: list[Callable[[Tensor], Tensor]] = []
-        self._kept: tuple[HeadsAndWidth, HeadsAndWidth] | None = None
+        self._kept: tuple[HeadsAndWidth, ...] | None = None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MtpHead:
         whole = [
@@ -83,14 +85,14 @@ class MtpHead(Module):
         return self.projection.weight.detach()
 
     @property
-    def kept(self) -> tuple[HeadsAndWidth, HeadsAndWidth]:
+    def kept(self) -> tuple[HeadsAndWidth, ...]:
         if self._kept is None:
             blank = self.like.new_zeros(1, 1, self.width)
             with torch.no_grad():
-                keys, values = self.keys_values(
+                parts = self.keys_values(
                     blank, blank, torch.zeros(1, 1, dtype=torch.int64, device=blank.device)
                 )
-            self._kept = (keys.shape[2], keys.shape[3]), (values.shape[2], values.shape[3])
+            self._kept = tuple((part.shape[2], part.shape[3]) for part in parts)
         return self._kept
 
     @property
@@ -128,11 +130,12 @@ class MtpHead(Module):
         options = self._options(out, positions, attention)
         for block in self.blocks:
             out = block(out, **options)
+            out = out[0] if isinstance(out, tuple) else out  # GLM-5 also hands on the choice of its indexer
         given: Tensor = out if self.layout.family.before_norm else self.norm(out)
         return given
 
-    def keys_values(self, embeddings: Tensor, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the keys and values that attention keeps of pairs; see `PairHead.keys_values`."""
+    def keys_values(self, embeddings: Tensor, states: Tensor, positions: Tensor) -> list[Tensor]:
+        """Returns what attention keeps of pairs; see `PairHead.keys_values`."""
         out, kept = self._joined(embeddings, states), Kept()
         options = self._options(out, positions, kept)
         for before in self.blocks[: self.layout.attention_at]:
@@ -142,7 +145,7 @@ class MtpHead(Module):
             block.mixer(hidden_states=block.norm(out), **options)
         else:
             block.self_attn(hidden_states=block.input_layernorm(out), **options)
-        return kept.keys.transpose(1, 2), kept.values.transpose(1, 2)
+        return kept.parts
 
     def _joined(self, embeddings: Tensor, states: Tensor) -> Tensor:
         parts = [self.embedding_norm(embeddings), self.state_norm(states)]
@@ -151,12 +154,12 @@ class MtpHead(Module):
         )
         return joined
 
-    def _options(self, out: Tensor, positions: Tensor, attention: PairAttention) -> dict[str, Any]:
+    def _options(self, out: Tensor, positions: Tensor, attention: Any) -> dict[str, Any]:
         turned = (
             {} if self.layout.family.rotary is None else {"position_embeddings": self._turn(out, positions)}
         )
         return {
-            "attention_mask": attention,
+            "attention_mask": AsMask(attention) if self.layout.family.indexed else attention,
             self._cache_name: AsCache(attention),
             "position_ids": positions,
             **turned,

@@ -10,7 +10,8 @@ import attrs
 from draftwood import InvalidInput, UnsupportedModel
 from draftwood.strategies.heads.keys import Table, whole_number
 from draftwood.strategies.heads.speculators import layer_table
-from draftwood.strategies.mtp.families import TRAINED_DEPTHS, Layout, layout_of
+from draftwood.strategies.mtp.families import TRAINED_DEPTHS
+from draftwood.strategies.mtp.layout import Layout, layout_of
 
 KIND = "mtp"
 _COUNT = "num_nextn_predict_layers"

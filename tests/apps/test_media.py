@@ -106,18 +106,30 @@ def test_texts_after_images_are_those_of_generate(printed: Any, seeing: Any, pic
     assert chat["tokens"] == plain(seeing, "<image>Hi bot:", pictures[:1])
 
 
-def test_a_source_is_the_prompt_of_an_encoder_decoder(printed: Any, tmp_path: Any, tokenizer: Any) -> None:
+@pytest.fixture(scope="module")
+def writing(tmp_path_factory: Any, tokenizer: Any) -> Any:
+    """A folder with a tiny T5."""
+    folder = tmp_path_factory.mktemp("t5")
     torch.manual_seed(3)
     config = hf.T5Config(
         vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, pad_token_id=0
     )
     config.decoder_start_token_id, config.eos_token_id = 3, None
-    model = randomised(hf.T5ForConditionalGeneration(config))
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    out = json.loads(printed("generate", "--target", tmp_path, "--prompt", "Dear Sir,", *WRITE))
-    ids = tokenizer(["Dear Sir,"], return_tensors="pt")["input_ids"]
-    assert out["tokens"] == model.generate(ids, max_new_tokens=6, do_sample=False)[0, 1:].tolist()
+    randomised(hf.T5ForConditionalGeneration(config)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def answered(folder: Any, tokenizer: Any, text: str) -> list[int]:
+    model = hf.T5ForConditionalGeneration.from_pretrained(folder).eval()
+    ids = tokenizer([text], return_tensors="pt")["input_ids"]
+    tokens: list[int] = model.generate(ids, max_new_tokens=6, do_sample=False)[0, 1:].tolist()
+    return tokens
+
+
+def test_a_source_is_the_prompt_of_an_encoder_decoder(printed: Any, writing: Any, tokenizer: Any) -> None:
+    out = json.loads(printed("generate", "--target", writing, "--prompt", "Dear Sir,", *WRITE))
+    assert out["tokens"] == answered(writing, tokenizer, "Dear Sir,")
 
 
 def test_what_a_target_does_not_read_is_refused(refused: Any, seeing: Any, pictures: list[Any]) -> None:
@@ -276,3 +288,87 @@ def test_videos_go_to_the_processor(
     ]
     said = refused("generate", "--target", seeing, "--video", files[0], "--prompt", "Hi")
     assert "LlavaForConditionalGeneration reads no video; leave --video out" in said
+
+
+def benched(printed: Any, to: Path, *arguments: object) -> list[dict[str, Any]]:
+    """The greedy texts of a bench in which the target drafts for itself, where all drafts are accepted."""
+    strategies = ("--strategy", "chain:length=3", "--strategy", "dyspec:budget=4:draft_temperature=0.001")
+    temperatures = ("--temperature", 0, "--temperature", 1)
+    sizes = ("--prompts", 2, "--new-tokens", 6)
+    printed("bench", *strategies, *sizes, *temperatures, "--to", to, *arguments)
+    cells = [json.loads(line) for line in (to / "cells.jsonl").read_text("utf-8").splitlines()[1:]]
+    for one in cells:
+        if one["kind"] == "pair" and one["temperature"] == 1:
+            assert sum(one["accepted"]) > 0.999 * sum(one["drawn"]) > 4.9
+        if one["kind"] == "text" and one["contender"].startswith("chain") and one["temperature"] == 1:
+            assert one["accepted"] == one["drafted"] > 0
+    return [one for one in cells if one["kind"] == "text" and one["temperature"] == 0]
+
+
+def rows_of(file: Any, rows: list[dict[str, Any]]) -> Any:
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def test_bench_reads_images(
+    printed: Any, refused: Any, seeing: Any, pictures: list[Any], tmp_path: Any
+) -> None:
+    rows = [{"prompt": text, "image": str(file)} for text, file in zip(("Hi", "You"), pictures, strict=True)]
+    data, pair = rows_of(tmp_path / "seen.jsonl", rows), f"{seeing},{seeing}"
+    texts = benched(printed, tmp_path / "to", "--pair", pair, "--data", data)
+    assert len(texts) == 6
+    for one in texts:
+        row = rows[one["prompt"]]
+        assert one["tokens"] == plain(seeing, f"<image>{row['prompt']}", [row["image"]])
+    rows_of(data, [{**row, "image": str(file)} for row, file in zip(rows, pictures[::-1], strict=True)])
+    other = benched(printed, tmp_path / "other", "--pair", pair, "--data", data, "--rows", 2)
+    swapped = [plain(seeing, f"<image>{row['prompt']}", [row["image"]]) for row in rows]
+    assert all(one["tokens"] != [*swapped[0], *swapped[1]] for one in other)
+    assert len({tuple(one["tokens"]) for one in other}) == 1
+    to = ("--to", tmp_path / "refused")
+    said = refused("bench", "--pair", pair, "--data", data, "--prompts", 2, "--prompt-length", 4, *to)
+    assert "which are not cut; leave --prompt-length out" in said
+    missing = rows_of(tmp_path / "none.jsonl", [{"prompt": "Hi", "image": "none.png"}])
+    assert "which is no file; correct it" in refused("bench", "--data", missing, "--prompts", 1, *to)
+    assert "only read next to" in refused("generate", "--data", missing, "--out", tmp_path / "out.jsonl")
+
+
+def test_bench_knows_an_image_by_its_content(
+    printed: Any, refused: Any, seeing: Any, pictures: list[Any], tmp_path: Any
+) -> None:
+    image = tmp_path / "image.png"
+    image.write_bytes(pictures[0].read_bytes())
+    data = rows_of(tmp_path / "seen.jsonl", [{"prompt": "Hi", "image": "image.png"}])
+    command = ("bench", "--pair", f"{seeing},{seeing}", "--data", data, "--prompts", 1, "--new-tokens", 2)
+    command += ("--strategy", "chain:length=2", "--to", tmp_path / "to")
+    printed(*command)
+    image.write_bytes(pictures[1].read_bytes())
+    assert "data" in refused(*command)
+
+
+def test_bench_reads_sources_and_sound(printed: Any, hearing: Any, tmp_path: Any, tokenizer: Any) -> None:
+    files = [tmp_path / f"{number}.wav" for number in range(2)]
+    for file, pitch in zip(files, (150, 5000), strict=True):
+        sound_file(file, rate=16000, pitch=pitch)
+    data = rows_of(tmp_path / "heard.jsonl", [{"prompt": "", "audio": file.name} for file in files])
+    texts = benched(printed, tmp_path / "to", "--pair", f"{hearing},{hearing}", "--data", data)
+    for number in range(2):
+        written = {tuple(one["tokens"]) for one in texts if one["prompt"] == number}
+        assert len(written) == 1
+        assert len(written.pop()) == 6
+    assert len({tuple(one["tokens"]) for one in texts}) == 2
+
+
+def test_bench_gives_texts_to_encoders(
+    printed: Any, refused: Any, writing: Any, tmp_path: Any, tokenizer: Any
+) -> None:
+    rows = [{"prompt": "Dear Sir,"}, {"prompt": "Once"}]
+    data, pair = rows_of(tmp_path / "texts.jsonl", rows), f"{writing},{writing}"
+    for one in benched(printed, tmp_path / "to", "--pair", pair, "--data", data):
+        assert one["tokens"] == answered(writing, tokenizer, rows[one["prompt"]]["prompt"])
+    arrivals = ("--arrivals", "poisson:2.0", "--to", tmp_path / "refused")
+    said = refused("bench", "--pair", pair, "--data", data, "--prompts", 2, *arrivals)
+    assert "which are written in calls; leave --arrivals out" in said
+    turns = rows_of(tmp_path / "turns.jsonl", [{"turns": ["Hi", "You"]}])
+    said = refused("bench", "--pair", pair, "--data", turns, "--prompts", 1, *arrivals[2:])
+    assert "conversations of several turns; give --turns 1" in said

@@ -2,12 +2,17 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
 
 from draftwood import InvalidInput, ModelPrompt, SpeculativeDecoder, UnsupportedModel, custom_generate
+from draftwood.backends.kinds.transformer import TransformerBackend
+from draftwood.backends.kinds.unrolled import UnrolledBackend
 from draftwood.backends.loading.loader import load
+from draftwood.backends.nodes.row_inputs import RowInputs, Source
+from draftwood.strategies.drafters.medusa import Heads
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.fixed_tree import FixedTree
@@ -104,6 +109,12 @@ def test_greedy_texts_are_those_of_generate(kind, drafter):
     plain = same(model, drafters[drafter], **source(kind), **PLAIN)
     other = same(model, drafters[drafter], **source(kind, seed=1), **PLAIN)
     assert not torch.equal(plain, other)
+
+
+def test_a_mask_over_sound_is_read():
+    model = whisper()
+    given = {**source("whisper"), "attention_mask": torch.ones(2, 32, dtype=torch.int64)}
+    same(model, whisper(1), **given, **PLAIN)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -204,7 +215,7 @@ def test_what_is_refused():
     model, options = t5(), {**source("t5"), **PLAIN}
     with pytest.raises(InvalidInput, match="num_beams asks for another decoding method"):
         model.generate(**options, num_beams=2, custom_generate=loop_of(t5(1)))
-    with pytest.raises(UnsupportedModel, match="whose trees run path by path"):
+    with pytest.raises(UnsupportedModel, match="takes no decoder_position_ids"):
         load(model, attention="mask")
     decoder = SpeculativeDecoder(model, t5(1), LayeredDySpec(4), RecursiveRejection())
     with pytest.raises(UnsupportedModel, match=r"about a source; give ModelPrompt\.of"):
@@ -230,3 +241,88 @@ def test_a_model_that_cannot_go_on_by_several_tokens_is_refused():
     ids = torch.tensor([[5, 6, 7, 8]])
     with pytest.raises(UnsupportedModel, match="cannot go on from its cache by several tokens"):
         model.generate(ids, **PLAIN, custom_generate=loop_of(PromptLookup(VOCAB)))
+
+
+def led():
+    torch.manual_seed(3)
+    positions = {"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 64}
+    config = hf.LEDConfig(**{**SIZES, "decoder_layers": 2}, attention_window=[8, 8], **positions)
+    return randomised(hf.LEDForConditionalGeneration(config))
+
+
+@pytest.mark.parametrize("kind", ["bart", "whisper", "led"])
+def test_a_text_ends_with_the_positions_of_the_decoder(kind):
+    model = {**KINDS, "led": led}[kind]()
+    given = {name: one[1:] for name, one in source(kind).items()}
+    prompt = ModelPrompt.of(model, **given)
+    decoder = SpeculativeDecoder(model, PromptLookup(VOCAB), TREE, RecursiveRejection())
+    out = decoder.generate(prompt, max_new_tokens=100, eos_token_id=(), return_dict_in_generate=True)
+    # The last token of a text needs no position.
+    assert (out.finish_reasons, out.sequences.shape[1]) == (["context"], 64 + 1)
+    longest = model.generate(**given, max_new_tokens=63, do_sample=False, eos_token_id=None)
+    assert out.tokens[0][:63] == longest[0, -63:].tolist()
+
+
+def test_trees_over_sources_of_one_length_are_read_in_one_pass():
+    model = whisper()
+    by_mask, by_paths = load(model), load(model, attention="paths")
+    assert (type(by_mask), type(by_paths)) == (TransformerBackend, UnrolledBackend)
+    tree = torch.tensor([[7, 8, 9, 10, 11]]), torch.tensor([[-1, 0, 0, 1, 2]])
+    passes = list[int]()
+    model.get_decoder().register_forward_hook(lambda *_: passes.append(1))
+
+    def same(call, *given):
+        ours, theirs = call(by_mask, *given), call(by_paths, *given)
+        assert torch.allclose(ours, theirs, atol=1e-4)
+
+    def reads(backend, seed, rows):
+        begun = {"decoder_input_ids": torch.tensor([[START, 20, 21]] * rows)} if seed else {}
+        features = source("whisper", seed)["input_features"][:rows]
+        return backend.read_prompt(ModelPrompt.of(model, input_features=features, **begun))
+
+    def grows(backend, *paths):
+        rows = len(backend.lengths)
+        logits = backend.extend(*(one.expand(rows, -1) for one in tree))
+        backend.commit(paths)
+        return logits
+
+    same(reads, 0, 2)
+    same(grows, [0, 2, 4], [0])
+    same(reads, 1, 1)  # rows of other lengths, with other sources
+    same(grows, [0, 1, 3], [0, 2], [])
+    for backend in (by_mask, by_paths):
+        backend.release([0])
+    same(grows, [0], [0, 1])
+    passes.clear()
+    same(grows, [0, 2, 4], [0, 1])
+    assert len(passes) == 1 + 2 * 1  # one for all rows, and one for each
+
+
+def test_sources_of_other_lengths_are_refused():
+    def given(columns):
+        keys = torch.zeros(1, 2, columns, 4)
+        return RowInputs(np.zeros(1, np.int64), source=Source(torch.zeros(1, columns, 8), [(keys, keys)]))
+
+    with pytest.raises(InvalidInput, match="sources of 5 columns and others of 7"):
+        given(5).joined(given(7))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_read_the_features_of_the_decoder(kind):
+    model, given = KINDS[kind](), source(kind)
+    torch.manual_seed(1)
+    heads = Heads(3, 32, VOCAB)
+    for weights in heads.parameters():
+        torch.nn.init.normal_(weights, std=0.3)
+    same(model, heads, **given, **PLAIN)
+    backend = load(model)
+    backend.keep_features([backend.feature_layers])
+    begun = torch.tensor([[START, 20, 21, 22]] * 2)
+    backend.read_prompt(ModelPrompt.of(model, **given, decoder_input_ids=begun[:, :2]))
+    backend.extend(begun[:, 2:], torch.tensor([[-1, 0]] * 2))
+    backend.commit([[0, 1]] * 2)
+    with torch.no_grad():
+        states = model(**given, decoder_input_ids=begun, output_hidden_states=True).decoder_hidden_states[-1]
+    assert torch.allclose(torch.stack(backend.take_features()), states, atol=1e-4)
+    with pytest.raises(UnsupportedModel, match="of which no layers are left out"):
+        backend.without_layers([0])

@@ -1,5 +1,6 @@
 """Prompts of more than tokens: images, sound, embeddings, token types, positions and given caches."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -17,12 +18,14 @@ from draftwood import (
 from draftwood.backends.kinds import packed
 from draftwood.backends.model import prompt_check, prompt_reading
 from draftwood.backends.nodes.row_inputs import RowInputs
+from draftwood.protocols import registry
 from draftwood.protocols.model_prompt import ModelPrompt
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from tests.backends.attention_models import VOCAB, bloom, randomised, tiny
 from tests.backends.recurrent_models import build
+from tests.cache_names import cache_name
 from tests.framework.test_text_alone import KINDS
 
 IMAGE = 50
@@ -340,3 +343,69 @@ def test_learnt_tokens_of_peft():
     prompted = peft.get_peft_model(tiny(), peft.PromptTuningConfig(**options)).eval()
     with pytest.raises(UnsupportedModel, match="reads 5 columns for every new token"):
         prompted.generate(input_ids=ids, **PLAIN, custom_generate=loop)
+
+
+def test_a_text_goes_on_from_a_cache_that_holds_an_image(speculative):
+    model = made("qwen2_5_vl")
+    first = {name: one[:1] for name, one in pictured("qwen2_5_vl").items() if name != "pixel_values"}
+    first["pixel_values"] = pictured("qwen2_5_vl")["pixel_values"][:16]
+    out = model.generate(**first, **PLAIN, return_dict_in_generate=True)
+    ids = torch.cat([out.sequences, torch.tensor([[7, 8]])], 1)
+    mask, name = torch.ones_like(ids), cache_name(model)
+
+    def goes_on(**options):
+        held = copy.deepcopy(out[name])
+        return model.generate(ids, attention_mask=mask, **{name: held}, **PLAIN, **options)
+
+    plain = goes_on()
+    assert torch.equal(goes_on(custom_generate=speculative), plain)
+    model.model.rope_deltas = torch.zeros_like(model.model.rope_deltas)
+    assert not torch.equal(goes_on(), plain)  # positions after an image are not columns
+
+
+def test_rows_may_have_different_numbers_of_images(speculative):
+    model = made("qwen2_5_vl")
+    several = [3, *[IMAGE] * 4, 7, *[IMAGE] * 2, 8, 9]
+    ids = torch.tensor([several, [1, 1, 1, 1, 6, 4, *[IMAGE] * 1, 11, 2, 4], [*[1] * 7, 3, 9, 6]])
+    patches = torch.randn(28, 3 * 2 * 14 * 14, generator=torch.Generator().manual_seed(1))
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": (ids != 1).long(),
+        "pixel_values": patches,
+        "image_grid_thw": torch.tensor([[1, 4, 4], [1, 4, 2], [1, 2, 2]]),
+        "mm_token_type_ids": (ids == IMAGE).int(),
+    }
+    plain = model.generate(**inputs, **PLAIN)
+    assert torch.equal(model.generate(**inputs, **PLAIN, custom_generate=speculative), plain)
+    # Nothing of these images is left for a call with other ones, or with none.
+    for given in (inputs | {"pixel_values": patches.flip(0)}, {"input_ids": ids[2:, 7:]}):
+        other = model.generate(**given, **PLAIN)
+        assert torch.equal(model.generate(**given, **PLAIN, custom_generate=speculative), other)
+
+
+def test_a_model_is_loaded_once_for_images_and_text(speculative, monkeypatch):
+    model, inputs, loaded = made("llava"), pictured("llava"), list[Any]()
+    loader = registry.load
+    monkeypatch.setattr(registry, "load", lambda *given, **more: loaded.append(1) or loader(*given, **more))
+    text = {"input_ids": torch.tensor([[3, 7, 8, 9]])}
+    for given in (inputs, text, inputs, text):
+        plain = model.generate(**given, **PLAIN)
+        assert torch.equal(model.generate(**given, **PLAIN, custom_generate=speculative), plain)
+    assert len(loaded) == 1
+
+
+def test_a_verdict_on_text_is_of_the_model_as_it_is(speculative, monkeypatch):
+    model, text = made("llava"), {"input_ids": torch.tensor([[3, 7, 8, 9]])}
+    loader, refused = registry.load, list[bool]()
+
+    def load_or_refuse(*given, **more):
+        refused.append(model.gate == "closed")
+        if refused[-1]:
+            raise UnsupportedModel("It reads text in both directions.")
+        return loader(*given, **more)
+
+    monkeypatch.setattr(registry, "load", load_or_refuse)
+    for model.gate in ("closed", "closed", "open", "open", "closed"):  # no structure, but an attribute
+        plain = model.generate(**text, **PLAIN)
+        assert torch.equal(model.generate(**text, **PLAIN, custom_generate=speculative), plain)
+    assert refused == [True, False]

@@ -45,10 +45,9 @@ def assert_pair_caches_alike(ours: Any, theirs: Any, texts: list[list[int]]) -> 
     torch.testing.assert_close(ours.waiting, theirs.waiting, atol=1e-9, rtol=0)
     for row, text in enumerate(texts):
         pairs = max(len(text) - 1, 0)
-        for name in ("keys", "values"):
+        for part in range(len(ours._cache.parts)):
             held, expected = (
-                getattr(rows._cache, name)[row, :, rows._cache.scratch :][:, :pairs]
-                for rows in (ours, theirs)
+                rows._cache.parts[part][row, :, rows._cache.scratch :][:, :pairs] for rows in (ours, theirs)
             )
             assert expected.abs().sum() > 0 or not pairs
             torch.testing.assert_close(held, expected, atol=1e-9, rtol=0)

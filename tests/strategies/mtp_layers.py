@@ -14,6 +14,7 @@ from transformers.modeling_layers import MtpModel
 
 from draftwood.strategies.drafters.mtp import Mtp
 from draftwood.testing import DrafterWithTarget
+from tests.strategies.latent_layers import written_layer
 
 WIDTH, WORDS, EXPERTS, INNER = 16, 23, 4, 12
 PLAIN: dict[str, Any] = {
@@ -101,6 +102,24 @@ MLA = {
     "self_attn.kv_b_proj.weight": (4 * (6 + 5), 8),
     "self_attn.o_proj.weight": (WIDTH, 4 * 5),
 }
+LATENT = {
+    **GROUPED,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 6,
+    "v_head_dim": 5,
+}
+# Few keys are chosen, and by many heads, since the scores of few are often all zero.
+INDEXED = {"index_topk": 4, "index_head_dim": 6, "index_n_heads": 24}
+INDEXER = {
+    "self_attn.indexer.wq_b.weight": (24 * 6, 8),
+    "self_attn.indexer.wk.weight": (6, WIDTH),
+    "self_attn.indexer.k_norm.weight": (6,),
+    "self_attn.indexer.k_norm.bias": (6,),
+    "self_attn.indexer.weights_proj.weight": (24, WIDTH),
+}
 APPENDED = {
     "enorm.weight": WIDTHS,
     "hnorm.weight": WIDTHS,
@@ -138,6 +157,8 @@ class Kind:
         layer: the beginnings of its blocks' names.
         state_first: whether the state comes before the embedding.
         before_norm: whether states come before the model's last norm, which is the layer's own too.
+        sparse: which numbers of an indexer's queries and keys turn together, halves or neighbours; "all": the
+            layer has no indexer. It is written from its definition then, in `latent_layers`.
     """
 
     model_type: str
@@ -149,8 +170,10 @@ class Kind:
     layer: tuple[str, ...] = ()
     state_first: bool = False
     before_norm: bool = False
+    sparse: str = ""
 
 
+DEEPSEEK_OUTER = tuple(f"model.layers.2.{name}" for name in ("enorm", "hnorm", "shared_head.norm", "eh_proj"))
 QWEN_OUTER = ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm", "mtp.fc")
 KINDS = {
     "deepseek": Kind(
@@ -175,6 +198,57 @@ KINDS = {
             CORRECTED,
         ),
     ),
+    "deepseek-sparse": Kind(
+        model_type="deepseek_v32",
+        options={**LATENT, **INDEXED, "first_k_dense_replace": 1},
+        told={"num_nextn_predict_layers": 1},
+        shapes=below("model.layers.2.", APPENDED, NORMS, MLA, INDEXER, CORRECTED),
+        sparse="halves",
+        layer=("model.layers.2.",),
+        outer=DEEPSEEK_OUTER,
+    ),
+    "glm-sparse": Kind(
+        model_type="glm_moe_dsa",
+        options={**LATENT, **INDEXED, "first_k_dense_replace": 1},
+        told={"num_nextn_predict_layers": 1, "index_share_for_mtp_iteration": True},
+        shapes=below("model.layers.2.", APPENDED, NORMS, MLA, INDEXER, CORRECTED),
+        sparse="neighbours",
+        layer=("model.layers.2.",),
+        outer=DEEPSEEK_OUTER,
+    ),
+    "longcat": Kind(
+        model_type="longcat_flash",
+        options={
+            **{key: LATENT[key] for key in LATENT.keys() - GROUPED.keys() - {"num_key_value_heads"}},
+            "num_layers": 2,
+            "num_key_value_heads": 4,
+            "head_dim": 4,
+            "ffn_hidden_size": 24,
+            "moe_topk": 2,
+            "n_routed_experts": EXPERTS,
+            "zero_expert_num": 2,
+            "expert_ffn_hidden_size": INNER,
+        },
+        told={"num_nextn_predict_layers": 1},
+        shapes={
+            **below(
+                "model.mtp.",
+                {"embed_tokens.weight": (WORDS, WIDTH), "norm.weight": WIDTHS},
+                {"layers.0.enorm.m.weight": WIDTHS, "layers.0.hnorm.m.weight": WIDTHS},
+                {"layers.0.eh_proj.weight": WIDE},
+                below("layers.0.", NORMS, MLA),
+                below("layers.0.transformer_layer.", gated(24)),
+            )
+        },
+        sparse="all",
+        layer=("model.mtp.layers.0.", "model.mtp.layers.0.transformer_layer."),
+        outer=(
+            "model.mtp.layers.0.enorm.m",
+            "model.mtp.layers.0.hnorm.m",
+            "model.mtp.norm",
+            "model.mtp.layers.0.eh_proj",
+        ),
+    ),
     "glm-flash": Kind(
         model_type="glm4_moe_lite",
         options={
@@ -196,7 +270,7 @@ KINDS = {
             CORRECTED,
         ),
         classes=("glm4_moe_lite", "Glm4MoeLite"),
-        outer=tuple(f"model.layers.2.{name}" for name in ("enorm", "hnorm", "shared_head.norm", "eh_proj")),
+        outer=DEEPSEEK_OUTER,
         layer=("model.layers.2.",),
     ),
     "ernie": Kind(
@@ -331,7 +405,12 @@ KINDS = {
 def model_of(kind: Kind) -> Any:
     """The model without its MTP layer, with random weights in float32."""
     torch.manual_seed(1)
-    made = hf.AutoConfig.for_model(kind.model_type, **{**PLAIN, **kind.options})
+    plain = PLAIN
+    if "num_layers" in kind.options:  # LongCat's sizes have other names
+        plain = {
+            key: size for key, size in PLAIN.items() if key not in ("num_hidden_layers", "intermediate_size")
+        }
+    made = hf.AutoConfig.for_model(kind.model_type, **{**plain, **kind.options})
     model = hf.AutoModelForCausalLM.from_config(made, experts_implementation="eager")
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -387,6 +466,9 @@ class Plain:
     def __init__(self, kind: Kind, folder: Path, model: Any) -> None:
         self.kind, self.model = kind, model
         self.words, self.output = model.get_input_embeddings(), model.get_output_embeddings()
+        if kind.sparse:
+            self.written = written_layer(kind, load_file(folder / "model-00002-of-00002.safetensors"), model)
+            return
         if not kind.classes[0]:
             whole: Any = hf.AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager")
             # The numbers of real models' layers stand there.
@@ -458,6 +540,8 @@ class Plain:
             states = torch.cat([states, out[:, -1:]], 1)
 
     def _layer(self, embeddings: Any, states: Any) -> Any:
+        if self.kind.sparse:
+            return self.written(embeddings[0], states[0]).unsqueeze(0)
         positions = torch.arange(states.shape[1]).unsqueeze(0)
         if not self.kind.classes[0]:
             return self.reference.forward_layer(0, states, positions + 1, None, inputs_embeds=embeddings)

@@ -116,6 +116,15 @@ def pair_tensors(
     made |= {f"{prefix}hidden_norm.weight": draw(width), "lm_head.weight": draw(proposed, width)}
     if own_table:
         made["embed_tokens.weight"] = draw(vocabulary, width) * 4
+    if described["architectures"] == ["LlamaEagle3DraftModel"]:
+        if layer.get("attention_bias"):
+            made |= {
+                f"{name.removesuffix('weight')}bias": draw(len(weight)) - 1
+                for name, weight in list(made.items())
+                if ".self_attn." in name and name.endswith("_proj.weight")
+            }
+        if described["parallel_drafting"]:
+            made["mask_hidden"] = draw(1, 1, len(taps) * width) * 4
     if described.get("norm_before_fc"):
         made["input_norm.weight"] = draw(len(taps) * width)
     if described.get("fc_norm"):

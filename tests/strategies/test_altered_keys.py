@@ -70,6 +70,9 @@ IDLE: dict[str, str] = {
     "rope_interleave": "on by default",
     "use_swa": "off by default",
     "speculators_config": "names and settings of other programs",
+    "swiglu_alpha": "of a target whose description the head's is",
+    "swiglu_limit": "the same",
+    "qk_head_dim": "the same",
 }
 """Keys that may change nothing where their value says so, each with why."""
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draftwood import DraftwoodError
+from draftwood import DraftwoodError, InvalidInput, load
 from draftwood.drafters import BlockDrafter, Eagle3, Hydra, MedusaHeads, Mtp, PEagle
 from draftwood.strategies.blocks.files import load_block, save_block
 from draftwood.strategies.drafters.medusa import load_heads
@@ -220,3 +220,33 @@ def test_a_renamed_key_is_named_or_changes_nothing(kind: str, tmp_path: Path) ->
             assert any(one in found for one in (key, *NAMED, *stored)), (key, found)
         else:
             assert same(found, right), key
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (
+            "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n",
+            "a pointer of Git LFS; .*`git lfs",
+        ),
+        ("<!DOCTYPE html><html></html>", "a web page; download the file again"),
+    ],
+)
+def test_files_that_were_not_fetched_are_told(content: str, sentence: str, tmp_path: Path) -> None:
+    eagle3(tmp_path, "safeailab", draft_vocab_size=11)
+    (tmp_path / "model.safetensors").write_text(content)
+    with pytest.raises(InvalidInput, match=f"model.safetensors in .* is {sentence}"):
+        load_head(tmp_path)
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(InvalidInput, match=f"config.json in .* is {sentence}"):
+        load_head(tmp_path)
+    # What names it as a draft is told the same.
+    with pytest.raises(InvalidInput, match=f"config.json in .* is {sentence}"):
+        load(tmp_path)
+
+
+def test_weights_without_their_index_are_named(tmp_path: Path) -> None:
+    eagle3(tmp_path, "safeailab", draft_vocab_size=11)
+    (tmp_path / "model.safetensors").rename(tmp_path / "model-00001-of-00002.safetensors")
+    with pytest.raises(InvalidInput, match=r"but model-00001-of-00002\.safetensors; copy the index too"):
+        load_head(tmp_path)

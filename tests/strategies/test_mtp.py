@@ -24,8 +24,8 @@ from draftwood.backends.loading.loader import load
 from draftwood.strategies.drafters.mtp import Mtp
 from draftwood.strategies.heads.unrolled import unrolled
 from draftwood.strategies.mtp.checkpoint import is_layer, load_layer, save_layer
-from draftwood.strategies.mtp.families import layout_of
 from draftwood.strategies.mtp.head import MtpHead
+from draftwood.strategies.mtp.layout import layout_of
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
@@ -40,6 +40,7 @@ from tests.thorough import marks_unless, some_of
 
 # One of attention, latent or plain, and hybrids of both kinds.
 USUAL = ("deepseek", "qwen3-next", "nemotron", "mimo")
+INDEXED = ("deepseek-sparse", "glm-sparse")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def beside(name: str, folder: Path, *, target: str | None = None) -> BesideLayer
     return BesideLayer(load(model_of(KINDS[target or name]).double()), load_layer(folder))
 
 
-@pytest.mark.parametrize("name", some_of(KINDS, (*USUAL, "qwen3.5", "ernie")))
+@pytest.mark.parametrize("name", some_of(KINDS, (*USUAL, "qwen3.5", "ernie", "glm-sparse", "longcat")))
 def test_a_tree_is_its_paths_by_transformers_own_layers(name: str, folders: Any) -> None:
     """Checks DeepSeek-V3 and GLM-4.5 against `MtpModel` of transformers, which reads the same files."""
     drafter = beside(name, folders(name))
@@ -83,7 +84,7 @@ def test_a_tree_is_its_paths_by_transformers_own_layers(name: str, folders: Any)
                 torch.testing.assert_close(logits[row, column], expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", some_of(KINDS, USUAL))
+@pytest.mark.parametrize("name", some_of(KINDS, (*USUAL, "glm-sparse")))
 def test_after_many_rounds_the_cache_is_that_of_a_fresh_prefill(name: str, folders: Any) -> None:
     # Nemotron-H's own steps are rounded to single precision; its layer is not.
     target = "mimo" if name == "nemotron" else name
@@ -118,12 +119,12 @@ def test_after_many_rounds_the_cache_is_that_of_a_fresh_prefill(name: str, folde
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", USUAL)
+@pytest.mark.parametrize("name", [*USUAL, "glm-sparse", "longcat"])
 def test_it_keeps_what_every_drafter_must(name: str, folders: Any) -> None:
     check_strategy(beside(name, folders(name)))
 
 
-@pytest.mark.parametrize("name", some_of(USUAL, ("deepseek", "nemotron")))
+@pytest.mark.parametrize("name", some_of((*USUAL, *INDEXED), ("deepseek", "nemotron", "glm-sparse")))
 def test_the_known_text_unrolled_is_what_drafting_gives(name: str, folders: Any) -> None:
     model = model_of(KINDS[name]).double()
     head, plain = load_layer(folders(name)).double(), Plain(KINDS[name], folders(name), model)
@@ -336,7 +337,12 @@ def test_files_that_are_refused(folders: Any, tmp_path: Path) -> None:
         (qwen, None, {"mtp_num_hidden_layers": 2}, "mtp_num_hidden_layers is 2 .*models with one MTP layer"),
         (qwen, None, {"mtp_num_hidden_layers": 0}, "holds no MTP layer .mtp_num_hidden_layers is 0"),
         (qwen, lambda _: {"lm_head.weight": torch.ones(2)}, {}, r"no MTP layer .no tensor begins with mtp\."),
-        (qwen, None, {"model_type": "llama"}, "model_type is 'llama' .*MTP layers of DeepSeek-V3, GLM"),
+        (
+            qwen,
+            None,
+            {"model_type": "llama"},
+            "model_type is 'llama' .*MTP layers of DeepSeek-V3, Deep.*GLM-5",
+        ),
         (glm, None, {"num_hidden_layers": 3}, r"no tensor begins with model\.layers\.3\."),
         (
             nemotron,

@@ -107,9 +107,7 @@ def test_a_layer_that_is_refused(
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("deepseek_v32", "have an indexer that chooses the keys"),
-        ("glm_moe_dsa", "have an indexer that chooses the keys"),
-        ("longcat_flash", "read states of layers that are two in one"),
+        ("deepseek_v4", "have sparse attention over compressed keys"),
         ("mimo_v2_flash", "are several and attend in a window"),
     ],
 )

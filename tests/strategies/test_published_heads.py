@@ -40,6 +40,14 @@ REFUSED = {
     "sglang-dflash-softcapping": "has the key 'final_logit_softcapping', which is not known here",
     "sglang-laguna-dflash": "has the key 'gating', which is not known here",
     "sglang-qwen4-dspark-stream": "has the key 'aux_hidden_stream', which is not known here",
+    "nemo-gemma4-12b-dspark": "'Gemma4DSparkModel' in .*, which has Gemma's norms and scales",
+    "nemo-gemma4-31b-eagle3": "hidden_act is 'gelu_pytorch_tanh' in .*; heads are read where it is",
+    "nemo-glm-5.2-dspark": "model_type is 'glm_moe_dsa' in .*; layers like Qwen3's are read",
+    "nemo-llama-eagle1": "EAGLE-1 or EAGLE-2, which reads the target's last layer only",
+    "nemo-qwen2.5-vl-vispec": "a head of ViSpec, which reads the target's last layer only",
+    "nemo-qwen3-8b-dflash2": "'Qwen3DFlash2DraftModel' in .*, which has the layers of DFlash 2",
+    "speculators-0.9-dflash2": "'dflash2' .*are read",
+    "speculators-0.9-xpress": "'xpress' .*are read",
     "specforge-qwen3-8b-p-eagle": "needs the token there .* give it as -o mask_token_id=NUMBER",
 }
 
@@ -49,19 +57,28 @@ def is_block(described: dict[str, Any]) -> bool:
     return named or "block_size" in described or "dflash_config" in described
 
 
+def is_nemo(described: dict[str, Any]) -> bool:
+    """Whether the description is the target's and a few keys, as NeMo AutoModel's are."""
+    return described["architectures"] == ["LlamaEagle3DraftModel"]
+
+
 def is_layered(described: dict[str, Any]) -> bool:
-    """Whether the first layer is called `layers.0`, as speculators, DeepSpec and ModelOpt call it."""
+    """Whether the first layer is called `layers.0`, as speculators, DeepSpec, ModelOpt and NeMo call it."""
     if "next_layer_regular" in described.get("eagle_config", {}):
         return True
     names = described["architectures"] + [described.get("speculators_model_type")]
-    return any(name in ("Qwen3Eagle3Model", "PEagleDraftModel", "eagle3", "peagle") for name in names)
+    known = ("Qwen3Eagle3Model", "PEagleDraftModel", "LlamaEagle3DraftModel", "eagle3", "peagle")
+    return any(name in known for name in names)
 
 
 def tensors_of(described: dict[str, Any]) -> dict[str, torch.Tensor]:
     if is_block(described):
         return block_tensors(described)
+    tables = described
+    if is_nemo(described) and not described["parallel_drafting"]:
+        tables = {**described, "num_hidden_layers": 1}
     return pair_tensors(
-        described,
+        tables,
         prefix="layers.0." if is_layered(described) else "midlayer.",
         normed=described["architectures"] == ["Qwen3Eagle3Model"],
         own_table=is_layered(described),
@@ -71,19 +88,26 @@ def tensors_of(described: dict[str, Any]) -> dict[str, torch.Tensor]:
 def written(name: str, folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     described = CONFIGS[name]
     tensors = tensors_of(described)
-    write(folder, described, tensors)
+    inside = is_nemo(described)
+    outside = ("lm_head.weight", "d2t", "t2d", "mask_hidden")
+    write(
+        folder,
+        described,
+        {f"model.{name}" if inside and name not in outside else name: one for name, one in tensors.items()},
+    )
     return described, tensors
 
 
 READ = sorted(CONFIGS.keys() - REFUSED.keys())
-PAIRS = [name for name in READ if not is_block(CONFIGS[name])]
+PARALLEL = [name for name in READ if CONFIGS[name].get("parallel_drafting")]
+PAIRS = [name for name in READ if not is_block(CONFIGS[name]) and name not in PARALLEL]
 BLOCKS = [name for name in READ if is_block(CONFIGS[name])]
 TEXT = 9
 DRAFTERS = (Eagle3, PEagle, BlockDrafter, Mtp)
 
 
 def test_all_of_them_are_here() -> None:
-    assert (len(CONFIGS), len(PAIRS), len(BLOCKS)) == (121, 64, 42)
+    assert (len(CONFIGS), len(PAIRS), len(PARALLEL), len(BLOCKS)) == (148, 78, 2, 45)
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
@@ -119,6 +143,33 @@ def test_an_eagle_3_head_has_the_logits_of_its_forward(name: str, tmp_path: Path
         states = head.project(torch.cat([features, features[:depth]])).unsqueeze(0)
         *_, out = unrolled(head, text, states, depths=depth + 1)
         torch.testing.assert_close(head.logits(out)[0, -1], expected[TEXT + depth - 1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", PARALLEL)
+@torch.no_grad()
+def test_a_p_eagle_head_has_the_logits_of_its_forward(name: str, tmp_path: Path) -> None:
+    """After a text of true pairs, and of masks that see each other and the text."""
+    described, tensors = written(name, tmp_path)
+    assert [one for one in DRAFTERS if one.reads(tmp_path)] == [PEagle]
+    head = load_peagle(tmp_path)
+    depths, width = described["num_depths"], described["hidden_size"]
+    assert (head.config.depths, head.config.mask_token_id) == (depths, described["mask_token_id"])
+    generator = torch.Generator().manual_seed(3)
+    features = torch.randn(TEXT, tensors["fc.weight"].shape[1], generator=generator, dtype=torch.float64)
+    embeddings = torch.randn(TEXT, width, generator=generator, dtype=torch.float64)
+    mask = tensors["embed_tokens.weight"][described["mask_token_id"]]
+    embeddings = torch.cat([embeddings, mask.expand(depths - 1, width)])
+    masked = tensors["mask_hidden"].flatten().expand(depths - 1, -1)
+    expected = pair_logits(
+        described,
+        tensors,
+        prefix="layers.0.",
+        embeddings=embeddings,
+        features=torch.cat([features, masked]),
+    )
+    states = torch.cat([head.head.project(features), head.masked().expand(depths - 1, width)])
+    out, _ = head.read(embeddings.unsqueeze(0), states.unsqueeze(0), [[]], [len(embeddings)])
+    torch.testing.assert_close(head.head.logits(out)[0], torch.stack(expected), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", BLOCKS)

@@ -13,8 +13,9 @@ import torch
 
 from draftwood.base.errors import UnsupportedModel
 from draftwood.strategies.mtp.checkpoint import save_layer
-from draftwood.strategies.mtp.families import TRAINED_DEPTHS, Layout, layout_of
+from draftwood.strategies.mtp.families import TRAINED_DEPTHS
 from draftwood.strategies.mtp.head import MtpHead
+from draftwood.strategies.mtp.layout import Layout, layout_of
 
 
 def new_layout(target: Any, *, intermediate: int | None = None, depths: int) -> Layout:

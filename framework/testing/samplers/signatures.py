@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from draftwood.base.errors import InvalidInput
@@ -98,7 +99,14 @@ def _spelled(argument: str) -> str:
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    """Returns the signature, of an operator of torch the one in its schema; None if it cannot be read."""
+    """Returns the signature, of an operator of torch the one in its schema; None if it cannot be read.
+
+    It is asked for in every call of a sampler, and reading takes a third of one.
+    """
+    return _known_signature(function) if isinstance(function, Hashable) else _read_signature(function)
+
+
+def _read_signature(function: Callable[..., Any]) -> inspect.Signature | None:
     schema = getattr(function, "_schema", None) or getattr(
         getattr(function, "default", None), "_schema", None
     )
@@ -119,3 +127,6 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
         return inspect.signature(function)
     except (TypeError, ValueError):
         return None
+
+
+_known_signature = lru_cache(maxsize=64)(_read_signature)
