@@ -33,11 +33,13 @@ from benchmarks.research.half_precision import half_precision
 from benchmarks.research.hard_prompts import hard_prompts
 from benchmarks.research.heads import heads
 from benchmarks.research.level import level
+from benchmarks.research.methods_2026 import methods_2026
 from benchmarks.research.optimum import optimum
 from benchmarks.research.overlaps import overlaps
 from benchmarks.research.pictured import pictured
 from benchmarks.research.recipes import recipes
 from benchmarks.research.retokenised import retokenised
+from benchmarks.research.rollouts import rollouts
 from benchmarks.research.samples import samples
 from benchmarks.research.shapes import shapes
 from benchmarks.research.speech import speech
@@ -83,11 +85,13 @@ for measurement in (
     hard_prompts,
     heads,
     level,
+    methods_2026,
     optimum,
     overlaps,
     pictured,
     recipes,
     retokenised,
+    rollouts,
     samples,
     shapes,
     speech,

@@ -12,6 +12,7 @@ from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.sample_and_match import SampleAndMatch
 from draftwood.strategies.verifiers.top_plus_one import TopPlusOne
+from draftwood.strategies.verifiers.top_plus_one_traversal import TopPlusOneTraversal
 from draftwood.strategies.verifiers.transport_block import TransportBlock
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.strategies.verifiers.typical import Typical
@@ -30,6 +31,7 @@ __all__ = [
     "RecursiveRejection",
     "SampleAndMatch",
     "TopPlusOne",
+    "TopPlusOneTraversal",
     "TransportBlock",
     "Traversal",
     "TreeWalk",

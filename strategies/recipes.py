@@ -44,6 +44,7 @@ from draftwood.strategies.verifiers.k_sequential import KSequential
 from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.top_plus_one import TopPlusOne
+from draftwood.strategies.verifiers.top_plus_one_traversal import TopPlusOneTraversal
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.strategies.verifiers.typical import Typical
 
@@ -234,6 +235,18 @@ def spechub(length: int = 3) -> Recipe:
     return Recipe(_branching((2,) * length, TopThenSample), TopPlusOne())
 
 
+def univer(length: int = 4) -> Recipe:
+    """Every node has the most likely token and a drawn one as children, judged from its leaves up.
+
+    Each node divides its allowance by the optimal transport for its children, as UniVer does by its abstract;
+    the paper itself could not be read.
+
+    Source: UniVer, Weng et al. 2026 (arXiv 2605.04543); Hu et al. 2025 (arXiv 2502.18779).
+    Settings: binary trees of depth 5, by notes on the paper.
+    """
+    return Recipe(_branching((2,) * length, TopThenSample), TopPlusOneTraversal())
+
+
 def sequoia(
     budget: int = 64,
     depth: int = 10,
@@ -389,6 +402,15 @@ def lookahead(budget: int = 16) -> Recipe:
     Settings: the pool of n-grams only; no window of guessed tokens takes part in a pass.
     """
     return Recipe(LayeredDySpec(budget, law=Deterministic), RecursiveRejection(), drafter="lookahead")
+
+
+def token_recycling(budget: int = 64) -> Recipe:
+    """A tree of the tokens that the target last found likely after each token, at rejected nodes too.
+
+    Source: Token Recycling, Luo et al. 2024 (arXiv 2408.08696).
+    Settings: 8 successors a token; the paper's tree is static and has 80 nodes.
+    """
+    return Recipe(LayeredDySpec(budget, law=Deterministic), RecursiveRejection(), drafter="token-recycling")
 
 
 def specexec(width: int = 32, steps: int = 16, budget: int = 128) -> Recipe:

@@ -371,6 +371,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "verifiers_trees": lambda: recorded("verifiers-trees.csv"),
     "packed_trees": lambda: recorded("packed-trees.csv"),
     "distilled": lambda: recorded("distilled.csv"),
+    "rollouts": lambda: recorded("rollouts.csv"),
     "families": families,
     "families_refused": families_refused,
     "families_counts": families_counts,

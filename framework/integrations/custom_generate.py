@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from os import PathLike
 from typing import Any, Literal, cast
@@ -35,6 +35,9 @@ from draftwood.protocols.model_prompt import ModelPrompt
 from draftwood.protocols.named_heads import NamedHead
 from draftwood.protocols.pass_costs import PassCosts
 
+Learner = Callable[[Any, Sequence[Sequence[int]], Sequence[Sequence[int]]], None]
+"""Learns from a call: given the model, the prompts and the new tokens of every row, both without padding."""
+
 
 def custom_generate(
     *,
@@ -48,6 +51,7 @@ def custom_generate(
     tokenizer: Any = None,
     engine: Literal["auto", "eager", "inductor", "openvino"] = "eager",
     pass_costs: PassCosts | None = None,
+    learner: Learner | None = None,
 ) -> CustomGenerate:
     """A decoding loop for `model.generate(..., custom_generate=...)`; no other argument changes.
 
@@ -67,6 +71,8 @@ def custom_generate(
         stop_strings: strings that end the text, in addition to the call's; they need `tokenizer`.
         engine: runs the target, and `drafter` if that is a model, folder or hub name; see `draftwood.load`.
         pass_costs: for a policy that weighs what passes cost; see `draftwood.measure_costs`.
+        learner: called after each call with the model, the prompts and the new tokens of every row; see
+            `draftwood.zoo.distil.online.OnlineDistillation`.
     """
     if engine != "eager" and isinstance(drafter, (str, PathLike, torch.nn.Module)):
         drafter = registry.load(drafter, engine=engine)
@@ -81,6 +87,7 @@ def custom_generate(
         tokenizer,
         engine,
         pass_costs,
+        learner,
     )
 
 
@@ -98,6 +105,7 @@ class CustomGenerate:
     tokenizer: Any = None
     engine: Literal["auto", "eager", "inductor", "openvino"] = "eager"
     pass_costs: PassCosts | None = None
+    learner: Learner | None = None
     _decoder: SpeculativeDecoder | None = attrs.field(default=None, init=False)
     _model: Any = attrs.field(default=None, init=False)
     _key: ModelKey | None = attrs.field(default=None, init=False)
@@ -162,6 +170,11 @@ class CustomGenerate:
                 reads_padding=lambda: self._decoder_of(model, by_forward=False).target.reads_padding,
                 decodes_text=lambda: self._decodes_text(model),
             )
+            if prompt is not None and self.learner is not None:
+                raise InvalidInput(
+                    "custom_generate(learner=...) learns from tokens, and the model's own forward has to "
+                    "read this prompt; leave one of the two out."
+                )
             if streamer is not None and len(input_ids) > 1:
                 raise InvalidInput(
                     f"A streamer shows one row and {len(input_ids)} were given; call once per row."
@@ -184,6 +197,8 @@ class CustomGenerate:
         finally:
             if streamer is not None:
                 streamer.end()  # whoever waits for the text must learn that none follows
+        if self.learner is not None:
+            self.learner(model, as_prompts(input_ids, model_kwargs.get("attention_mask")), generation.tokens)
         if not generation_config.return_dict_in_generate:
             return generation.sequences
         inner = inner_outputs(

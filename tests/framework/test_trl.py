@@ -1,15 +1,20 @@
 """TRL's GRPO: its trainer calls `generate()` as ever; draft trees write the texts while weights change."""
 
+import json
+
 import pytest
 import torch
 
+from benchmarks.__main__ import app
 from draftwood import create, custom_generate, zoo
+from draftwood.zoo.distil.online import OnlineDistillation
 from tests.thorough import marks_unless
 
 pytest.importorskip("trl", reason="the extra `integrations` brings TRL")
 
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
+from typer.testing import CliRunner
 
 pytestmark = pytest.mark.integrations
 
@@ -25,10 +30,12 @@ def reward(completions, **_):
 class Compared:
     """`generate` of a model in training, with every greedy text compared with the plain one."""
 
-    def __init__(self, model, exact):
+    def __init__(self, model, exact, draft=None, learner=None):
         method = create("recipes", "dyspec", {"budget": 8})
-        drafter = zoo.load("llama-draft")
-        self.loop = custom_generate(drafter=drafter, policy=method.policy, verifier=method.verifier)
+        drafter = zoo.load("llama-draft") if draft is None else draft
+        self.loop = custom_generate(
+            drafter=drafter, policy=method.policy, verifier=method.verifier, learner=learner
+        )
         self.generate, self.exact = type(model).generate.__get__(model), exact
         self.model, self.texts, self.modes = model, set(), set()
 
@@ -55,9 +62,8 @@ class Compared:
                 assert gap <= TIE * float(scores.max().abs().clamp(min=1)), (row, parted, gap)
 
 
-@pytest.mark.parametrize("steps", [4, pytest.param(20, marks=marks_unless(False))])
-@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
-def test_texts_are_equal_while_weights_change(bf16, steps, tmp_path):
+def grpo(tmp_path, *, steps, bf16=False):
+    """A trainer of llama-7m on a few prompts."""
     tokenizer = zoo.tokenizer()
     tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.pad_token or tokenizer.eos_token
     options = GRPOConfig(
@@ -74,16 +80,55 @@ def test_texts_are_equal_while_weights_change(bf16, steps, tmp_path):
         learning_rate=1e-3,
         disable_tqdm=True,
     )
-    trainer = GRPOTrainer(
+    return GRPOTrainer(
         model=zoo.load("llama-7m"),
         reward_funcs=reward,
         args=options,
         train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
         processing_class=tokenizer,
     )
+
+
+@pytest.mark.parametrize("steps", [4, pytest.param(20, marks=marks_unless(False))])
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+def test_texts_are_equal_while_weights_change(bf16, steps, tmp_path):
+    trainer = grpo(tmp_path, steps=steps, bf16=bf16)
     compared = trainer.model.generate = Compared(trainer.model, exact=not bf16)
     before = trainer.model.get_output_embeddings().weight.detach().clone()
     trainer.train()
     assert compared.modes == {True}  # as TRL calls it
     assert len(compared.texts) > steps // 2
     assert not torch.equal(before, trainer.model.get_output_embeddings().weight)
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+def test_texts_are_equal_while_the_draft_follows(bf16, tmp_path):
+    trainer, draft = grpo(tmp_path, steps=4, bf16=bf16), zoo.load("llama-draft")
+    learner = OnlineDistillation(draft=draft, learning_rate=2e-3)
+    compared = trainer.model.generate = Compared(trainer.model, exact=not bf16, draft=draft, learner=learner)
+    before = draft.model.norm.weight.detach().clone()
+    trainer.train()
+    assert learner.taken == 8  # of greedy and of sampled texts
+    assert len(compared.texts) > 2
+    assert not torch.equal(before, draft.model.norm.weight)
+
+
+def test_the_benchmark_of_rollouts(tmp_path):
+    table = tmp_path / "table.csv"
+    options = ["--steps", "6", "--prompts", "2", "--texts", "8", "--tokens", "6", "--csv", str(table)]
+    result = CliRunner().invoke(app, ["rollouts", str(data(tmp_path)), *options])
+    assert result.exit_code == 0, result.output
+    assert [line.split(",")[0] for line in table.read_text().splitlines()] == [
+        "draft",
+        "earlier rollouts",
+        "frozen",
+        "following",
+    ]
+    assert result.output.count("greedy texts equal at 6 of 6 steps") == 3
+
+
+def data(folder):
+    """Prompts in the form of GSM8K."""
+    rows = [{"question": f"{text} {n}?", "answer": f"#### {n}"} for n, text in enumerate(PROMPTS)]
+    (folder / "gsm8k_test.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return folder

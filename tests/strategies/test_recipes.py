@@ -40,6 +40,7 @@ from draftwood.strategies.verifiers.k_sequential import KSequential
 from draftwood.strategies.verifiers.race_traversal import RaceTraversal
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.top_plus_one import TopPlusOne
+from draftwood.strategies.verifiers.top_plus_one_traversal import TopPlusOneTraversal
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.testing import ToyBackend, ToyModel, assert_lossless
 
@@ -94,6 +95,8 @@ PAPERS = {
     "svip": (SVIP(16, 0.8), RecursiveRejection(), "model", 1.0),
     "lookahead": (LayeredDySpec(16, law=Deterministic), RecursiveRejection(), "lookahead"),
     "specexec": (Beam(32, 16, 128), RecursiveRejection()),
+    "token-recycling": (LayeredDySpec(64, law=Deterministic), RecursiveRejection(), "token-recycling"),
+    "univer": (FixedTree(4, (2, 2, 2, 2), ROOM, law=TopThenSample), TopPlusOneTraversal()),
     "stree": (StaticTree("stree-a"), RecursiveRejection()),
     "stree-beam": (Beam(3, 4), RecursiveRejection()),
 }

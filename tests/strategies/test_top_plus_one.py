@@ -11,8 +11,9 @@ from draftwood import TopThenSample, draw_children
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.top_plus_one import TopPlusOne
+from draftwood.strategies.verifiers.top_plus_one_traversal import TopPlusOneTraversal
 from draftwood.testing import ToyModel, enumerate_outcomes
-from draftwood.testing.proofs.block_efficiency import drawn_trees, optimal_tokens
+from draftwood.testing.proofs.block_efficiency import drawn_trees, one_round_law, optimal_tokens
 from tests.strategies.one_level import distributions, on_edges, one_level, pairs_of_distributions, toy
 
 
@@ -103,3 +104,29 @@ def test_top_and_sample_draws_by_its_conditional_law(draft, count):
         assert all(draft[token] >= draft[drawn.tokens[-1]] for token in drawn.tokens[:-1])
         total += weight
     assert abs(total - 1) <= 1e-12
+
+
+@pytest.mark.parametrize("branching", [(2, 2), (3, 1), (2, 1, 1)])
+def test_leaf_first_emits_more_of_the_same_trees(branching):
+    """The exact expected tokens lie between those of the token-wise rule and the optimum."""
+    gained, policy = 0.0, FixedTree(len(branching), branching, law="top-and-sample")
+    for seed in range(3):
+        target, drafter = ToyModel(3, seed=seed), toy(3, seed + 40)
+        trees = drawn_trees(policy, drafter)
+        token_wise, leaf_first = (
+            sum(weight * len(tokens) for tokens, weight in one_round_law(trees, judge, target=target).items())
+            for judge in (TopPlusOne(), TopPlusOneTraversal())
+        )
+        assert token_wise - 1e-12 <= leaf_first <= optimal_tokens(trees, target=target) + 1e-9
+        gained += leaf_first - token_wise
+    assert gained > 1e-3
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_leaf_first_is_the_token_wise_rule_on_one_level(count):
+    for seed in range(4):
+        T, D = ToyModel(4, seed=seed).probs([0]), toy(4, seed + 20).backend.model.probs([0])
+        token_wise, leaf_first = (
+            one_level(judge, TopThenSample, T, D, count)[1] for judge in (TopPlusOne(), TopPlusOneTraversal())
+        )
+        assert abs(token_wise - leaf_first) <= 1e-12

@@ -33,6 +33,7 @@ from draftwood.strategies.verifiers.optimal_iid import OptimalIID, Selection
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
 from draftwood.strategies.verifiers.sample_and_match import SampleAndMatch
 from draftwood.strategies.verifiers.top_plus_one import TopPlusOne
+from draftwood.strategies.verifiers.top_plus_one_traversal import TopPlusOneTraversal
 from draftwood.strategies.verifiers.transport_block import TransportBlock
 from draftwood.strategies.verifiers.typical import Typical
 from draftwood.strategies.verifiers.walk import TreeWalk
@@ -49,6 +50,7 @@ LOSSLESS = (
     TransportBlock(),
     GreedyMultiPath(),
     TopPlusOne(),
+    TopPlusOneTraversal(),
 )
 PAIRS = [(law, verifier) for verifier in LOSSLESS for law in LAWS if law in verifier.laws]
 

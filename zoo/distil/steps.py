@@ -92,9 +92,7 @@ def stepped(
             if (fault := machine_fault(error)) is not None and fault.kind == "memory":
                 raise OutOfMemory(f"A step did not fit on {device}; give a smaller --batch.") from error
             raise
-        torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        descend(draft, optimiser)
         step = state.step + 1
         average = state.loss + (float(value.detach()) - state.loss) / min(step, _RECENT)
         state = Trained(step, state.tokens + tokens, average)
@@ -103,6 +101,13 @@ def stepped(
             save_whole(checkpoint, stored)
         yield state
     draft.eval()
+
+
+def descend(draft: Any, optimiser: torch.optim.Optimizer) -> None:
+    """Take a step of `optimiser` by the gradients in `draft`, clipped to a norm of 1, and clear them."""
+    torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
+    optimiser.step()
+    optimiser.zero_grad(set_to_none=True)
 
 
 def _restored(draft: Any, optimiser: torch.optim.Optimizer, checkpoint: Path) -> Trained:

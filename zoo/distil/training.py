@@ -101,9 +101,35 @@ def batch(shards: Sequence[Rows], options: TrainingOptions, step: int) -> tuple[
 def _loss(
     target: Any, draft: Any, rows: Rows, places: Tensor, *, ends: Sequence[int], options: TrainingOptions
 ) -> Tensor:
+    weights = position_weights(rows, ends=ends, real=1.0)[:, places]
+    # Places rise, so places of real text, which greedy rows begin with too, come first.
+    real = int((places < rows.prompt - 1).sum()) if rows.temperature == 0 else len(places)
+    return text_loss(target, draft, rows.tokens, places, weights=weights, real=real, options=options)
+
+
+def text_loss(
+    target: Any,
+    draft: Any,
+    tokens: Tensor,
+    places: Tensor,
+    *,
+    weights: Tensor,
+    real: int,
+    options: TrainingOptions,
+) -> Tensor:
+    """Returns the mean loss of `draft` against `target` at places of texts; only the draft gets a gradient.
+
+    Args:
+        target: a causal language model. Where it is in bfloat16, the draft's passes are too.
+        draft: one in float32.
+        tokens: int64 `[rows, length]`; padding, if any, follows the text.
+        places: int64 `[n]`, ascending and below `length - 1`; what is predicted is the next token.
+        weights: of the predictions, `[rows, n]`; 0 where nothing is learnt.
+        real: the first places that are learnt by distributions; the others by the target's token.
+        options: how distributions are compared.
+    """
     device = draft.device
-    weights = position_weights(rows, ends=ends, real=1.0)[:, places].to(device)
-    tokens, places = rows.tokens[:, :-1].to(device), places.to(device)
+    tokens, places, weights = (part.to(device) for part in (tokens[:, :-1], places, weights))
     with torch.no_grad():
         wanted = _logits(target, tokens, places)
     half = target.dtype == torch.bfloat16
@@ -112,8 +138,6 @@ def _loss(
     # Of two models with one tokenizer, one may pad its vocabulary further.
     shared = min(wanted.shape[-1], guess.shape[-1])
     guess, wanted = guess[..., :shared], wanted[..., :shared]
-    # Places rise, so places of real text, which greedy rows begin with too, come first.
-    real = int((places < rows.prompt - 1).sum()) if rows.temperature == 0 else len(places)
     return (weights * losses(guess, wanted, real, options=options)).sum() / weights.sum()
 
 
