@@ -124,7 +124,7 @@ class OnlineDistillation:
                 real=len(places),
                 options=self._options,
             )
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
         except Exception as error:
             if (fault := machine_fault(error)) is not None and fault.kind == "memory":
                 raise OutOfMemory(
