@@ -202,7 +202,7 @@ def test_each_cause_is_told_once_and_the_first_one_first(draftwood, mine):
     told = drops.partition("\n\n")[2]
     assert told.startswith("proposal-law: Law P: ")
     assert told.count("Usual causes") == 1
-    assert "\nMost likely for the same cause: wide, arithmetic, lossless.\n" in told
+    assert "\nMost likely for the same cause: wide, arithmetic, lossless, as-used.\n" in told
     assert "fails the check" not in drops
     raises = draftwood("check", "wrong:Raises", "--models", 2).stdout
     told = raises.partition("\n\n")[2]
