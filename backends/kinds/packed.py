@@ -210,7 +210,8 @@ class PackedBackend(WindowedPasses):
                 self._cache.keep(keep, slots=self._base + self._columns)
             else:
                 self._cache.drop()
-            self._region, drafted = self._region.keep(keep), self._drafted.keep(keep)
+            self._region = self._region.keep(keep)
+            drafted = None if self._drafted is None else self._drafted.keep(keep)
             if self._states is not None:
                 self._states.keep(keep)
             self._uncommitted = [states[keep] for states in self._uncommitted]
@@ -259,8 +260,10 @@ class PackedBackend(WindowedPasses):
             if n > REORDER_ABOVE and self._pass.by_bits:
                 staged = in_heavy_paths(staged)
             inputs = self._tree_inputs(tokens, staged, region, keep=keep, prompt=prompt)
-            self._drafted = region.cleared()  # their slots are about to be written
-            logits, features = self._passed(inputs)
+            self._drafted = None  # their slots are about to be written
+            logits, features = self._runner.run(inputs)
+            if not self._cache.plan.gathered:
+                self._cache.settle(slots=inputs.stop)
             if self._reader is not None and features is not None:
                 features = self._reader.passed_through(features)
             if keep:
@@ -314,8 +317,6 @@ class PackedBackend(WindowedPasses):
                 kind: reach.first(positions) if reach in limited else None
                 for kind, reach in self._kinds.items()
             }
-            if self.model.training != self._training:
-                self._refuse_mode()
             found = self._runner.grow(inputs, plan, widths=widths, temperature=temperature, first=first)
             if found is None:
                 return None

@@ -125,7 +125,7 @@ class AsItIs(Runner):
         rows, nodes = shape.rows, shape.nodes
         cache, states = one.cache, one.states
         # The tree kernel reads a text from its beginning.
-        masks = one.masks if inputs.reads is None else one.numbers
+        masks, reads = (one.masks, None) if inputs.reads is None else (one.numbers, inputs.slots_read)
         kept, arrays = None, inputs.arrays(masks)
         if inputs.wanted is not None:
             if not inputs.wanted or list(inputs.wanted) == [nodes - 1]:
@@ -136,7 +136,7 @@ class AsItIs(Runner):
         if "tokens" not in tensors:
             tensors["tokens"] = inputs.device_tokens(tensors, one.device)
         start, stop = inputs.base + shape.old, inputs.base + shape.columns
-        cache.write(inputs.above, inputs.above + rows, start=start, stop=stop, reads=inputs.slots_read)
+        cache.write(inputs.above, inputs.above + rows, start=start, stop=stop, reads=reads)
         if states is not None:
             if inputs.texts is not None:
                 states.prefill(inputs.texts, nodes, one.device)

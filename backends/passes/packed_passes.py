@@ -97,7 +97,7 @@ class PackedPasses(ModelBackend):
             self._options["runner"] = runner
         self._region = Region.empty(0)
         # Nodes that read a window of the text, in the slots that the next nodes of the region will take.
-        self._drafted = self._region
+        self._drafted: Region | None = None
         self.reads_windows = states is None and capture == "off" and runner is None and self.ranks is None
         # What the rows' passes are given besides tokens; None where they only hold tokens.
         self._given: RowInputs | None = None
@@ -109,18 +109,18 @@ class PackedPasses(ModelBackend):
     @property
     def _columns(self) -> int:
         """Columns that are taken, by the region or by drafted nodes; never by both."""
-        return self._region.columns or self._drafted.columns
+        return self._region.columns or (0 if self._drafted is None else self._drafted.columns)
 
     def _hold(self, rows: list[PackedRow], *, drafted: Region | None = None) -> None:
         """Let these be the rows, and `drafted` their drafted nodes; None: they have none."""
         if len(rows) != len(self._rows):
             self._guard = guarded_pass(len(rows))
         self._rows = rows
-        self._drafted = drafted or self._region.cleared()
+        self._drafted = drafted
         lengths = [row.length for row in rows]
         self._lengths = np.array(lengths, np.int64)
         # The slot of column 0. Uncommitted nodes stay in the slots that they have.
-        if not self._columns:
+        if not self._region.columns and (drafted is None or not drafted.columns):
             self._base = max(lengths, default=0)
         # Whether any row ends before that slot.
         self._ragged = min(lengths, default=0) < self._base
@@ -181,8 +181,10 @@ class PackedPasses(ModelBackend):
     ) -> PassInputs:
         """The inputs of a pass over `staged` nodes, which follow those `before`.
 
-        All of them are tokens of a prompt if `prompt`.
+        All of them are tokens of a prompt if `prompt`. Refuses a model whose mode is another now.
         """
+        if self.model.training != self._training:
+            self._refuse_mode()
         prompts = None
         if self._states is not None:
             fresh = np.array([row.fresh for row in self._rows])
@@ -200,12 +202,3 @@ class PackedPasses(ModelBackend):
             keep=keep,
             given=self._given,
         )
-
-    def _passed(self, inputs: PassInputs) -> tuple[Tensor, Tensor | None]:
-        """Run one pass over nodes; returns logits, and features where they are kept."""
-        if self.model.training != self._training:
-            self._refuse_mode()
-        found = self._runner.run(inputs)
-        if not self._cache.plan.gathered:
-            self._cache.settle(slots=inputs.stop)
-        return found

@@ -46,7 +46,7 @@ class WindowedPasses(PackedPasses):
             raise InvalidInput(
                 "Nodes cannot be drafted while there are uncommitted ones; commit or drop those first."
             )
-        before = self._drafted
+        before = self._region if self._drafted is None else self._drafted
         tokens, parents, valid = validation.padded_nodes(
             tokens, parents, counts, have=before.counts, vocab=self.vocab_size
         )
@@ -56,6 +56,8 @@ class WindowedPasses(PackedPasses):
                 return torch.empty(rows, n, self.vocab_size, dtype=self.model.dtype, device=self.device)
             staged = before.stage(parents.numpy(), valid)
             inputs = self._tree_inputs(tokens, staged, before).in_window(sinks=sinks, window=window)
-            logits, _ = self._passed(inputs)
+            logits, _ = self._runner.run(inputs)
+            if not self._cache.plan.gathered:
+                self._cache.settle(slots=inputs.stop)
             self._drafted = before.accept(staged)
         return logits

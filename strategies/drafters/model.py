@@ -124,7 +124,8 @@ class ModelDrafter(Drafter):
             requests = Requests.of(requests)
         backend, room = self.backend, self.backend.max_length
         fed = self._round.take(requests, lengths=() if room is None else backend.lengths, room=room)
-        return fed.asked(backend.extend(fed.tokens, fed.parents, fed.counts.tolist()))
+        logits = backend.extend(fed.tokens, fed.parents, fed.counts.tolist())
+        return logits if fed.lead == 0 else fed.asked(logits)
 
     def planned_levels(
         self, roots: Sequence[int], plan: LevelPlan, *, temperature: float = 1.0

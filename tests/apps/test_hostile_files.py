@@ -77,7 +77,7 @@ def one_sentence(action):
     except DraftwoodError as error:
         said = str(error)
     assert "\n" not in said
-    assert len(said) < 600
+    assert len(said) < 700  # the longest one lists all recipes
 
 
 @EXAMPLES

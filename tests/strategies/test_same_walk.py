@@ -158,10 +158,13 @@ class Renamed(Traversal):
     """A variant that changes nothing."""
 
 
+WITH_KERNELS = ("traversal", "class-ordered-traversal", "race-traversal")
+
+
 @pytest.mark.parametrize(
     ("verifier", "kernel"),
     [
-        *((create("verifiers", name), True) for name in names("verifiers") if "travers" in name),
+        *((create("verifiers", name), True) for name in WITH_KERNELS),
         (TreeWalk(DrawnOrder(), leaf_first=False), True),
         (Renamed(), True),
         (RootOnly(), False),
