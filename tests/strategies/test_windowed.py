@@ -247,7 +247,8 @@ def test_it_may_be_one_of_several_that_are_asked_by_name():
     backend = load(LLAMA)
     both = Named({"window": Windowed(backend, window=4), "lookup": PromptLookup(VOCAB)})
     decoder = SpeculativeDecoder(backend, both, Chain(3, "top-k"), Greedy())
-    (tokens,) = decoder.generate([words(30)], max_new_tokens=12, eos_token_id=[]).tolist()
+    out: Any = decoder.generate([words(30)], max_new_tokens=12, eos_token_id=[])
+    (tokens,) = out.tolist()
     plain = LLAMA.generate(torch.tensor([words(30)]), max_new_tokens=12, do_sample=False, eos_token_id=None)
     assert tokens == plain[0].tolist()
 
@@ -293,7 +294,8 @@ def test_wrong_calls_are_refused_in_a_sentence():
 def test_from_the_command_line():
     prompt = "def add(a, b):\n"
     ids = torch.tensor([zoo.tokenizer()(prompt)["input_ids"]])
-    new = zoo.load("llama-7m").generate(ids, max_new_tokens=20, do_sample=False)[0, ids.shape[1] :].tolist()
+    model: Any = zoo.load("llama-7m")
+    new = model.generate(ids, max_new_tokens=20, do_sample=False)[0, ids.shape[1] :].tolist()
     command = ["generate", "--drafter", "windowed", "-o", "window=6", "-o", "sinks=2", "--prompt", prompt]
     result = CliRunner().invoke(app, [*command, "--json", "--max-new-tokens", "20"])
     assert result.exit_code == 0, result.output
