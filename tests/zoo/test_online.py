@@ -119,7 +119,7 @@ def test_refusals() -> None:
     with pytest.raises(InvalidInput, match=r"draft is 'small/'; give the transformers model that drafts"):
         OnlineDistillation(draft="small/")
     with pytest.raises(InvalidInput, match=r"temperatures is \(0\.0,\); give one or more above 0"):
-        OnlineDistillation(draft=tiny(1), temperatures=[0.0])
+        OnlineDistillation(draft=tiny(1), temperatures=[0.0])  # type: ignore[list-item]
     target = tiny(0, width=32)
     embeds = target.get_input_embeddings()(PROMPTS)
     with pytest.raises(InvalidInput, match="learns from tokens"):
