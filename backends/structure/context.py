@@ -21,7 +21,7 @@ RECOMPUTE_NAMES = {ORIGINAL_LENGTH, "next_sequence_length"}
 """Names in the code of a family that forgets its cache there and then takes the whole text for new."""
 
 _POSITIONS = ("max_position_embeddings", "max_target_positions", "max_decoder_position_embeddings")
-"""What configurations call the number of a text's positions."""
+"""Names of the number of a text's positions in configurations."""
 
 OFFSET = 8
 """Rows that a table of positions may have beyond the length that its configuration names."""

@@ -73,7 +73,7 @@ def _of_file() -> float:
 
 
 class Mine(random.Random):
-    """A generator with a source of its own."""
+    """A generator with a separate source."""
 
     def random(self) -> float:
         return SEEDED.random()
@@ -304,7 +304,7 @@ COINS: dict[str, Callable[[], Any]] = {
     "from numpy to torch": lambda: torch.as_tensor(np.random.rand(2))[0],
     "from torch to numpy": lambda: torch.rand(2, dtype=F64).numpy()[1],
     "from torch to a list": lambda: torch.rand(2, dtype=F64).tolist()[1],
-    # where it is drawn, and what stands around it
+    # where it is drawn, and the code around it
     "in a thread": lambda: _in_a_thread(random.random),
     "torch in a thread": lambda: _in_a_thread(lambda: torch.rand((), dtype=F64)),
     "by a queue": _by_a_queue,

@@ -84,10 +84,10 @@ class _Layer:
         return out.flatten(1) @ self.of("self_attn.o_proj").T
 
     norm_eps = 1e-6
-    """Of the narrow states, whatever the model's own is."""
+    """Returns the dtype of the narrow states, whatever the model's dtype is."""
 
     def _chosen(self, states: Tensor, narrow: Tensor, sizes: dict[str, Any]) -> Tensor:
-        """Which keys each query sees, `[n, n]`: those with the largest scores among the earlier ones."""
+        """Returns the keys that each query sees, `[n, n]`: the earlier ones with the largest scores."""
         count, dim, turning = sizes["index_n_heads"], sizes["index_head_dim"], sizes["qk_rope_head_dim"]
         queries = (narrow @ self.of("self_attn.indexer.wq_b").T).unflatten(-1, (count, dim))
         bias = next(self.weights.get(f"{begin}self_attn.indexer.k_norm.bias") for begin in self.kind.layer)
