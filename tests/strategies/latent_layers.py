@@ -84,7 +84,7 @@ class _Layer:
         return out.flatten(1) @ self.of("self_attn.o_proj").T
 
     norm_eps = 1e-6
-    """Returns the dtype of the narrow states, whatever the model's dtype is."""
+    """The epsilon of the norms of the narrow states, whatever the model's epsilon is."""
 
     def _chosen(self, states: Tensor, narrow: Tensor, sizes: dict[str, Any]) -> Tensor:
         """Returns the keys that each query sees, `[n, n]`: the earlier ones with the largest scores."""
