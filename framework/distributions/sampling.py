@@ -115,10 +115,13 @@ class SamplingParams:
     _warpers: tuple[Any, ...] = attrs.field(init=False, repr=False, eq=False)
     # Whether more than the temperature changes the scores.
     _warps_more: bool = attrs.field(init=False, repr=False, eq=False)
+    # The temperature as a tensor, which torch would make of a number in every call.
+    _divisor: Tensor = attrs.field(init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
         more = not (self.top_k is None and self.top_p in (None, 1) and self.min_p is None)
         object.__setattr__(self, "_warps_more", more)
+        object.__setattr__(self, "_divisor", torch.tensor(float(self.temperature), dtype=torch.float64))
         softmax = self.temperature > 0 and not self.processors
         object.__setattr__(self, "is_filtered_softmax", softmax)
         object.__setattr__(self, "is_softmax", softmax and not more)
@@ -226,7 +229,7 @@ class SamplingParams:
         elif self.temperature != 1:
             # On a CPU softmax may read what it writes; a GPU has memory enough.
             cooled = probs if device.type == "cpu" else scratch.take(shape, dtype=dtype, device=device)
-            scores = torch.div(scores, self.temperature, out=cooled)
+            scores = torch.div(scores, self._divisor, out=cooled)
         return torch.softmax(scores, -1, out=probs)
 
     def _certain(self, logits: Tensor, scratch: Scratch, out: Tensor | None) -> Tensor:

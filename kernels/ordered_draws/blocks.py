@@ -26,19 +26,11 @@ class BlockDraws:
 
         There is room for `most` draws of a node at first.
         """
-        nodes, vocab = probs.shape
-        whole = vocab // BLOCK
-        # In the weights' own dtype, whose rounding they have anyway: converting costs ten times as much.
-        if whole * BLOCK == vocab:
-            sums = probs.view(nodes, whole, BLOCK).sum(-1)
-        else:
-            parts = [probs[:, : whole * BLOCK].unflatten(-1, (whole, BLOCK)).sum(-1)] if whole else []
-            sums = torch.cat([*parts, probs[:, whole * BLOCK :].sum(-1, keepdim=True)], -1)
-        self._sums = sums.numpy().astype(np.float64)
         self._probs = probs.numpy()
-        self._tokens = np.empty((nodes, most), dtype=np.int64)
-        self.left: NDArray[np.float64] = self._sums.sum(-1)
-        self.drawn = np.zeros(nodes, dtype=np.int64)
+        self._sums, self.left = _summed(self._probs)
+        self._tokens = np.empty((len(self.left), most), dtype=np.int64)
+        self.drawn = np.zeros(len(self.left), dtype=np.int64)
+        self._most_drawn = 0  # by any node; no node has had more
 
     def draw(
         self, nodes: NDArray[np.int64], limits: NDArray[np.int64], uniforms: NDArray[np.float64]
@@ -53,25 +45,42 @@ class BlockDraws:
             Tokens (-1 where there is none), their weights, and the weight left before each, in the shape of
             `uniforms`.
         """
-        if (most := int(self.drawn.max(initial=0)) + uniforms.shape[1]) > self._tokens.shape[1]:
-            self._widen(2 * most)
-        # Copies have one layout, and code is compiled for each.
-        asked = np.array(nodes), np.array(limits), np.array(uniforms)
+        self._have_room(self._most_drawn + uniforms.shape[1])
+        asked = (np.ascontiguousarray(one) for one in (nodes, limits, uniforms))
         return _drawn(self._probs, self._sums, self.left, self._tokens, self.drawn, *asked)
 
     def draw_one(self, node: int, uniform: float) -> tuple[int, float]:
         """The next child of one node and its weight; -1 and 0 where there is none."""
-        if (most := int(self.drawn[node]) + 1) > self._tokens.shape[1]:
-            self._widen(2 * most)
+        self._have_room(max(self._most_drawn, int(self.drawn[node]) + 1))
         asked = np.array([node]), _ONE, np.array([[uniform]])
         tokens, chances, _ = _drawn(self._probs, self._sums, self.left, self._tokens, self.drawn, *asked)
         return tokens.item(), chances.item()
 
-    def _widen(self, draws: int) -> None:
-        self._tokens = np.pad(self._tokens, ((0, 0), (0, draws - self._tokens.shape[1])))
+    def _have_room(self, draws: int) -> None:
+        """Have room for so many draws of every node."""
+        self._most_drawn = draws
+        if draws > (room := self._tokens.shape[1]):
+            self._tokens = np.pad(self._tokens, ((0, 0), (0, 2 * draws - room)))
 
 
 _ONE = np.ones(1, dtype=np.int64)
+
+
+@compiled
+def _summed(probs: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The sums of the blocks of every node, `[nodes, blocks]`, and of the nodes."""
+    nodes, vocab = probs.shape
+    sums, left = np.empty((nodes, (vocab + BLOCK - 1) // BLOCK)), np.empty(nodes)
+    for node in range(nodes):
+        of_node = 0.0
+        for block in range(sums.shape[1]):
+            of_block = 0.0
+            for entry in range(block * BLOCK, min(vocab, (block + 1) * BLOCK)):
+                of_block += probs[node, entry]
+            sums[node, block] = of_block
+            of_node += of_block
+        left[node] = of_node
+    return sums, left
 
 
 @compiled
