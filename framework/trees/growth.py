@@ -67,7 +67,8 @@ class Growth:
         width = max(self._counts)
         if self._requests is None and width:
             counts, names = self._counts, list[str | None]()
-            tokens, parents = np.zeros((len(counts), width), np.int64), np.full((len(counts), width), -1)
+            tokens, parents = numbers = np.zeros((2, len(counts), width), np.int64)
+            numbers[1] = -1
             for row, asked in enumerate(self._asked):
                 names.append(None if asked is None else asked.drafter)
                 if asked is not None:
