@@ -32,7 +32,7 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         nonlocal machine_code
         # Arguments of the same kinds run the same code. Written out, as it is done for every call.
-        found = list[Any]()
+        found: list[Any] = []
         for one in args:
             if type(one) is np.ndarray:
                 found.append((one.dtype, one.ndim, one.flags.num & _LAYOUT))

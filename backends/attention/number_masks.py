@@ -60,7 +60,7 @@ class NumberMasks:
 
         On a CPU the mask itself, as integers of the same bits, where all of the text is seen.
         """
-        exact, held = inputs.shape, dict[str, NDArray[Any]]()
+        exact, held = inputs.shape, Held()
         base, columns = exact.text, exact.columns
         standing = room is None and not inputs.ragged and bool(self._standing)
         standing = standing and exact.rows * exact.nodes * base <= STANDING
