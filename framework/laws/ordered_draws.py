@@ -69,7 +69,9 @@ class ChildDraws:
             made = noise.made if noise.made.shape[2] >= most else noise.uniforms(most)
             first, self._uniforms = made[..., :most].reshape(rows * nodes, most), made
             host = flat if flat.is_cpu else flat.cpu()
-            self._blocks = drawn = blocks.BlockDraws(host, limits.reshape(-1), first)
+            self._blocks = drawn = blocks.BlockDraws(
+                host, limits.reshape(-1), first, room=max(most, ahead, 1)
+            )
             self.tokens = drawn.tokens.reshape(rows, nodes, most)
             self.chances = drawn.chances.reshape(rows, nodes, most)
             # As the blocks keep them, which they go on to do.

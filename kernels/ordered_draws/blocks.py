@@ -22,39 +22,52 @@ class BlockDraws:
         drawn: int64 `[nodes]`, how many draws every node has had.
     """
 
-    def __init__(self, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArray[np.float64]) -> None:
+    def __init__(
+        self, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArray[np.float64], *, room: int = 1
+    ) -> None:
         """Sum the weights, and draw the first children.
 
         Args:
             probs: `[nodes, vocab]`, float32 or float64 on the CPU.
             limits: `[nodes]`, first draws of each node; one below 0 is not looked at and has no weight.
             uniforms: `[nodes, draws]`, one for each of them.
+            room: draws of a node, 1 or more, for which there is room at once.
         """
         nodes, vocab = probs.shape
         self._probs, self._sums = probs.numpy(), np.empty((nodes, (vocab + BLOCK - 1) // BLOCK))
         self.left, self.drawn = np.zeros(nodes), np.zeros(nodes, np.int64)
-        self._earlier = np.empty((nodes, max(uniforms.shape[1], 1)), np.int64)
-        asked = np.arange(nodes), limits, uniforms
-        self.tokens, self.chances, self.before = self._draw(*asked, first=True)
+        self._earlier = np.empty((nodes, max(uniforms.shape[1], room)), np.int64)
+        # The arguments of a draw of one child, which change from one to the next.
+        self._node, self._uniform = np.zeros(1, np.int64), np.zeros((1, 1))
+        self.tokens, self.chances, self.before = _drawn(
+            self._probs,
+            self._sums,
+            self.left,
+            self._earlier,
+            self.drawn,
+            np.arange(nodes),
+            limits,
+            np.ascontiguousarray(uniforms),
+            True,
+        )
 
     def draw_one(self, node: int, uniform: float) -> tuple[int, float]:
         """The next child of one node and its weight; -1 and 0 where there is none."""
         if self.drawn.item(node) == (room := self._earlier.shape[1]):
-            self._earlier = np.pad(self._earlier, ((0, 0), (0, room + 1)))
-        asked = np.array([node]), _ONE, np.array([[uniform]])
-        tokens, chances, _ = self._draw(*asked, first=False)
+            self._earlier = np.pad(self._earlier, ((0, 0), (0, room)))
+        self._node[0], self._uniform[0, 0] = node, uniform
+        tokens, chances, _ = _drawn(
+            self._probs,
+            self._sums,
+            self.left,
+            self._earlier,
+            self.drawn,
+            self._node,
+            _ONE,
+            self._uniform,
+            False,
+        )
         return tokens.item(), chances.item()
-
-    def _draw(
-        self,
-        nodes: NDArray[np.int64],
-        limits: NDArray[np.int64],
-        uniforms: NDArray[np.float64],
-        *,
-        first: bool,
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-        kept = self._probs, self._sums, self.left, self._earlier, self.drawn
-        return _drawn(*kept, nodes, limits, np.ascontiguousarray(uniforms), first)
 
 
 _ONE = np.ones(1, dtype=np.int64)
