@@ -59,7 +59,7 @@ class ChildDraws:
         """
         rows, nodes, vocab = probs.shape
         self._noise, self._floors, self._limits = noise, floors, limits
-        flat = probs.view(rows * nodes, vocab)
+        flat = probs.reshape(rows * nodes, vocab)
         if dispatch.serves(flat):
             self._blocks, self._flat = None, flat
             self._draw_on_device(max(most, ahead))
