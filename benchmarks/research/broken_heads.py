@@ -33,11 +33,12 @@ from draftwood.zoo.heads.floors import floors_of
 from draftwood.zoo.heads.known_text import known_text
 from draftwood.zoo.heads.loading import CheckedHead, depths_of, load_for
 from draftwood.zoo.heads.parts import added_by_parts
-from draftwood.zoo.heads.settings import compared
+from draftwood.zoo.heads.settings import compared, mean_and_error
 from draftwood.zoo.heads.verdict import verdict_of
 from draftwood.zoo.medusa import new_heads
 
 _AS_GOOD = 0.03  # of what is accepted, within which a change has broken nothing
+_BY_CHANCE, _ERRORS = 0.1, 2.0  # likewise where it is within these standard errors, from text to text
 
 
 class Kind(StrEnum):
@@ -70,9 +71,9 @@ def broken_heads(
 ) -> None:
     """Break heads in every way that applies, and print what `check-head` says of each.
 
-    For each, the tokens that a chain of the head's drafts gains per round at temperature 0 and the share of a
-    draft that is accepted at temperature 1. Where neither falls by 3 % the change has broken nothing, and is
-    counted apart.
+    For each, the tokens that a chain of the head's drafts gains per round at temperature 0 and the chance
+    that a draft is accepted at temperature 1. Where neither falls by 3 %, or the first by less than two standard
+    errors and 10 %, the change has broken nothing, and is counted apart.
 
     \b
     Examples:
@@ -118,27 +119,33 @@ class Result:
     Attributes:
         grade: of the verdict, or "refused".
         sentence: of the verdict, or the refusal.
-        gained: tokens of a chain that are accepted per round at temperature 0; None of a refused head.
+        gained: tokens of a chain that are accepted per round at temperature 0, by text; None of a refused
+            head.
         accepted: chance that a drafted token is accepted at temperature 1, mean of all depths.
     """
 
     grade: str
     sentence: str
-    gained: float | None = None
+    gained: Tensor | None = None
     accepted: float = 0.0
 
     @property
     def figures(self) -> str:
-        return "           " if self.gained is None else f"{self.gained:.3f} {self.accepted:.3f}"
+        return (
+            "           " if self.gained is None else f"{float(self.gained.mean()):.3f} {self.accepted:.3f}"
+        )
 
     def compared_with(self, unchanged: Result) -> str:
         """Returns the result in a word, given the result of the head before the change."""
         if self.gained is None or unchanged.gained is None:
             return "refused"
-        kept = min(self.gained / unchanged.gained, self.accepted / unchanged.accepted)
-        if kept > 1 - _AS_GOOD and self.grade != "broken":
-            return "as good"
-        return self.grade if self.grade == "broken" else f"{self.grade}!"
+        if self.grade == "broken":
+            return "broken"
+        lost, error = (float(one) for one in mean_and_error(unchanged.gained - self.gained))
+        before = float(unchanged.gained.mean())
+        kept = self.accepted > (1 - _AS_GOOD) * unchanged.accepted
+        by_chance = lost < _ERRORS * error and lost < _BY_CHANCE * before
+        return "as good" if kept and (lost < _AS_GOOD * before or by_chance) else f"{self.grade}!"
 
 
 @attrs.define(eq=False, init=False)
@@ -194,14 +201,14 @@ class Check:
 
 
 @torch.no_grad()
-def accepted_of(model: Any, head: CheckedHead, texts: list[Rows], depths: int) -> tuple[float, float]:
-    """Returns the tokens that a chain of `depths` gains per round at temperature 0, and `Result.accepted`.
+def accepted_of(model: Any, head: CheckedHead, texts: list[Rows], depths: int) -> tuple[Tensor, float]:
+    """Returns the tokens that a chain gains per round at temperature 0, by text, and `Result.accepted`.
 
     A round is counted from every place of the texts that has room for the chain.
     """
     depths = depths_of(head, depths)
     taps = head.taps_in(int(model.config.num_hidden_layers))
-    gained, chances, rounds = 0.0, [], 0
+    gained, chances = [], []
     for rows in texts:
         text = known_text(model, rows.tokens, taps)
         theirs = text.logits[:, max(rows.prompt - 2, 0) :].float().softmax(-1)
@@ -212,9 +219,8 @@ def accepted_of(model: Any, head: CheckedHead, texts: list[Rows], depths: int) -
         # A draft that begins at a place has its next token at the next one.
         starts = right[0].shape[1] - depths + 1
         chain = torch.stack([one[:, depth : depth + starts] for depth, one in enumerate(right)])
-        gained += float(chain.cumprod(0).sum())
-        rounds += chain[0].numel()
-    return gained / rounds, float(torch.stack(chances).mean())
+        gained.append(chain.cumprod(0).sum(0).mean())
+    return torch.stack(gained), float(torch.stack(chances).mean())
 
 
 @cache

@@ -18,12 +18,11 @@ MARKOV_KEYS = frozenset(
 TIED: Mapping[str, tuple[Any, ...]] = {
     # Tensors say whether there is an output head: without one it is the target's, tied there or not.
     "tie_word_embeddings": (False, True, None),
-    "attention_bias": (False, None),
-    "qkv_bias": (False, None),
 }
 TABLES = ("dflash_config", "dspark_config")
 """Nested tables of a description."""
 OTHER_CLASSES: Mapping[str, str] = {
+    "dconv": "convolutions over the tokens before a slot",
     "dflare": "projections of the context and weights of its layers as DFlare has them",
     "dflash2": "the layers of DFlash 2",
     "dflash-2": "the layers of DFlash 2",
@@ -31,6 +30,7 @@ OTHER_CLASSES: Mapping[str, str] = {
     "gemma": "Gemma's norms and scales",
     "deepseek": "latent attention",
     "mla": "latent attention",
+    "pspr": "layers that choose among the tokens of all slots",
     "xpress": "the layers of XPress",
 }
 """Classes of drafters that compute something else, by a part of their name."""

@@ -48,12 +48,24 @@ REFUSED = {
     "nemo-qwen3-8b-dflash2": "'Qwen3DFlash2DraftModel' in .*, which has the layers of DFlash 2",
     "speculators-0.9-dflash2": "'dflash2' .*are read",
     "speculators-0.9-xpress": "'xpress' .*are read",
+    "fork-deepseek-v4-flash-dspark": "model_type is 'deepseek_v4' in .*; layers like Qwen3's are read",
+    "fork-minimax-m2.7-dflash-without-mask": "mask_token_id is None in .*; give a token below 160",
+    "fork-qwen3-4b-dspark-all-mask": "has the key 'dspark_anchor_token_input', which is not known here",
+    "fork-qwen3-4b-dspark-context-only": "has the key 'dspark_block_attention', which is not known here",
+    "fork-qwen3-4b-dspark-mla-window": "has the key 'draft_attention_type', which is not known here",
+    "fork-qwen3-4b-pspr": "'PSPRDraftModel' in .*, which has layers that choose among the tokens of all slots",
+    "fork-qwen3-8b-dconv": "'DConvDraftModel' in .*, which has convolutions over the tokens before a slot",
+    "torchspec-gpt-oss-20b-dflash": "block_size is None in .*; a head needs a whole number",
+    "torchspec-qwen3-8b-eagle3-gated": "model_type is 'llama_gated' in .*; layers like Llama's are read",
+    "torchspec-qwen3-8b-flowspec": "model_type is 'flowspec' in .*; layers like Llama's are read",
+    "torchspec-qwen3-dspark-of-type-qwen3-dspark": "block_size is None in .*; a head needs a whole number",
+    "torchspec-qwen3.6-35b-dflash": "block_size is None in .*; a head needs a whole number",
     "specforge-qwen3-8b-p-eagle": "needs the token there .* give it as -o mask_token_id=NUMBER",
 }
 
 
 def is_block(described: dict[str, Any]) -> bool:
-    named = any("DFlash" in name for name in described["architectures"])
+    named = any("DFlash" in name or "DSpark" in name for name in described["architectures"])
     return named or "block_size" in described or "dflash_config" in described
 
 
@@ -107,7 +119,7 @@ DRAFTERS = (Eagle3, PEagle, BlockDrafter, Mtp)
 
 
 def test_all_of_them_are_here() -> None:
-    assert (len(CONFIGS), len(PAIRS), len(PARALLEL), len(BLOCKS)) == (148, 78, 2, 45)
+    assert (len(CONFIGS), len(PAIRS), len(PARALLEL), len(BLOCKS)) == (170, 83, 2, 50)
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
