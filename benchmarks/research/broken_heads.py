@@ -71,9 +71,9 @@ def broken_heads(
 ) -> None:
     """Break heads in every way that applies, and print what `check-head` says of each.
 
-    For each, the tokens that a chain of the head's drafts gains per round at temperature 0 and the chance
-    that a draft is accepted at temperature 1. Where neither falls by 3 %, or the first by less than two standard
-    errors and 10 %, the change has broken nothing, and is counted apart.
+    For each, the tokens that a chain of the head's drafts gains per round at temperature 0, and the chance
+    that a draft is accepted at temperature 1. Where neither falls by 3 %, or the first by less than two
+    standard errors and 10 %, the change has broken nothing, and is counted apart.
 
     \b
     Examples:

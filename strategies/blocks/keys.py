@@ -75,6 +75,34 @@ def mask_token(described: Mapping[str, Any], vocab_size: int, where: str) -> int
     return token
 
 
+def with_block_size(description: Mapping[str, Any], given: int | None, where: str) -> dict[str, Any]:
+    """Returns a description that holds the block size `given`; None changes nothing.
+
+    Raises:
+        InvalidInput: a description that says another one.
+    """
+    if given is None:
+        return dict(description)
+    tables = [description.get(name) for name in TABLES]
+    for table in (description, *(one for one in tables if isinstance(one, dict))):
+        if table.get("block_size") not in (None, given):
+            raise InvalidInput(
+                f"block_size={given!r:.20} is not that of {where}, {table['block_size']!r:.20}; leave it out."
+            )
+    return {**description, "block_size": given}
+
+
+def block_size(described: Mapping[str, Any], where: str) -> int:
+    """Returns the slots of a block, which TorchSpec's files do not say."""
+    if described.get("block_size") is None:
+        raise InvalidInput(
+            f"block_size is None in {where}; a block drafter needs the number of slots there that it was "
+            "trained with, which TorchSpec takes from its training configuration: write it in, or give it as "
+            "-o block_size=NUMBER."
+        )
+    return whole_number(described, "block_size", where=where)
+
+
 REPEATS = frozenset({"dspark_noise_token_id", "dspark_target_layer_ids", "eagle_aux_hidden_state_layer_ids"})
 """Keys by which converters say the mask's token and the taps a second time, for other programs."""
 

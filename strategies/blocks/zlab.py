@@ -120,7 +120,7 @@ def described(description: Mapping[str, Any], tensors: Collection[str], where: s
         target_layers=target_layers,
         taps=taps,
         draft_vocab_size=None if proposed == vocabulary else proposed,
-        block_size=whole_number(both, "block_size", where=where),
+        block_size=keys.block_size(both, where),
         mask_token_id=mask,
         causal=_causal(description, inner, types, layers, where),
         windows=_windows(description, inner, types, layers, where),
