@@ -1,4 +1,4 @@
-"""Known mistakes in one part of a sampler of chains: its test, the token after a rejection, or the last one."""
+"""Known mistakes in one part of a sampler of chains: test, token after a rejection, or last token."""
 
 from __future__ import annotations
 
