@@ -11,7 +11,8 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from benchmarks.research.families_models import VOCAB, build
-from benchmarks.research.pictured_models import FORMS, pictured_prompt, with_placeholders
+from benchmarks.research.pictured_forms import FORMS
+from benchmarks.research.pictured_models import pictured_prompt, with_placeholders
 
 Inputs = dict[str, Any]
 
