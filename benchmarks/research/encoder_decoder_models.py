@@ -36,6 +36,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "vision-encoder-decoder": {"decoder": _READS},
     "speech-encoder-decoder": {"decoder": _READS},
     "prophetnet": {"pad_token_id": 0},
+    "t5gemma2": {"encoder": {"text_config": {"more": {"hidden_size": 64, "vocab_size": VOCAB}}}},
     "moonshine_streaming": {"more": {"num_key_value_heads": 4}},
 }
 """Further options that a family needs."""

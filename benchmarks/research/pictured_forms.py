@@ -57,6 +57,8 @@ def images(model: Any, chance: torch.Generator) -> Iterator[Inputs]:
         pixels = torch.randn(2, channels, size, size, generator=chance)
         sizes = torch.tensor([[size, size]] * 2)
         yield {"pixel_values": pixels}
+        tiles = torch.ones(2, 1, dtype=torch.bool)
+        yield {"pixel_values": pixels[:, None], "pixel_attention_mask": tiles}
         yield {"pixel_values": pixels, "image_sizes": sizes}
         yield {"pixel_values": pixels, "pixel_attention_mask": torch.ones(2, size, size, dtype=torch.int64)}
         fine = torch.nn.functional.interpolate(pixels, size=1024)
@@ -114,6 +116,7 @@ def _sound(model: Any, chance: torch.Generator) -> Iterator[Inputs]:
     bins = _number(
         ear, "num_mel_bins", "input_feat_per_channel", "input_dim", "feature_size", "n_mels", otherwise=80
     )
+    bins *= _number(ear, "num_stacked_frames", otherwise=1)
     most = 2 * _number(ear, "max_source_positions", otherwise=100)
     for frames in dict.fromkeys((min(most, 3000), 200, 64)):
         for shape in ((2, bins, frames), (2, frames, bins)):
@@ -164,11 +167,12 @@ def _heard(model: Any, chance: torch.Generator) -> Iterator[Inputs]:
         whole = torch.ones(2, length, dtype=torch.int64)
         for shape in (samples, samples[:, None]):
             yield {"input_values": shape, "padding_mask": whole, "sample": False}
-    frames = torch.randn(2, bins, 200, generator=chance)
+    mask = torch.zeros(2, 3000, dtype=torch.int64)
+    mask[:, :64] = 1
     yield {
-        "input_features": frames,
-        "input_features_mask": torch.ones(2, 200, dtype=torch.int64),
-        "padding_mask": torch.ones(2, 200 * 160, dtype=torch.int64),
+        "input_features": torch.randn(2, bins, 3000, generator=chance),
+        "input_features_mask": mask,
+        "padding_mask": torch.ones(2, 64 * 160, dtype=torch.int64),
     }
 
 

@@ -31,15 +31,14 @@ _SPEECH = {
     "projector_config": {"more": {"encoder_hidden_size": WIDTH, "num_attention_heads": 4}},
 }
 _OCR_EYE = {"downsample_channels": [32, WIDTH], "output_channels": 32}
-_CODES = {
-    "more": {
-        "vocabulary_map": {
-            "<image>": IMAGE,
-            **{f"IMGIMGA{chr(65 + code)}Z": 60 + code for code in range(16)},
-            **{f"<|visual token {code:06d}|>": 60 + code for code in range(16)},
-            "<|extra_200|>": 59,
-        }
-    }
+_CODES = range(16)
+"""Numbers of the patches of a family whose images are tokens."""
+
+_WRITTEN = {"<image>": IMAGE} | {
+    f"IMGIMG{''.join(chr(65 + int(digit)) for digit in str(code))}Z": 60 + code for code in _CODES
+}
+_SHOWN = {"<image>": IMAGE, "<|extra_200|>": 59} | {
+    f"<|visual token {code:06d}|>": 60 + code for code in _CODES
 }
 _SMALL_CODES = {
     "base_channels": 32,
@@ -51,6 +50,12 @@ _SMALL_CODES = {
 _DOTS = {
     "vision_config": {"more": {"adapter_in_dim": WIDTH, "adapter_out_dim": WIDTH}},
     "audio_config": {"more": {"adapter_input_size": WIDTH, "adapter_out_dim": WIDTH}},
+}
+_GRANITE = {
+    "downsample_rate": "2/7",
+    "image_grid_pinpoints": [[224, 448]],
+    "deepstack_layer_map": [[-1, 1]],
+    "spatial_target_layers": [],
 }
 _APERTUS = {
     "more": {"image_token_offset": 40, "audio_token_offset": 56},
@@ -69,7 +74,15 @@ _MOLMO = {
             "intermediate_size": 96,
         }
     },
-    "vision_config": {"more": {"image_size": 56}},
+    "vision_config": {"more": {"image_size": [56, 56]}},
+}
+_NEMOTRON = {
+    "more": {
+        "vision_hidden_size": WIDTH,
+        "projector_hidden_size": WIDTH,
+        **{"image_token_id": IMAGE, "video_token_id": VIDEO, "audio_token_id": SOUND},
+    },
+    "vision_config": {"more": {"video_temporal_patch_size": 2}},
 }
 SMALL_IMAGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gemma3 shieldgemma2", {"mm_tokens_per_image": 4}),
@@ -87,14 +100,27 @@ SMALL_IMAGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("deepseek_vl_hybrid", {"high_res_vision_config": {"more": {"global_attn_indexes": [1]}}}),
     ("deepseek_ocr2 unlimited_ocr", {"vision_config": {"sam_config": {"more": _OCR_EYE}}}),
     ("fun_asr_nano", {"adaptor_config": {"more": {"hidden_size": WIDTH, "intermediate_size": WIDTH // 4}}}),
-    ("granite4_vision", {"more": {"downsample_rate": "1/2"}}),
+    ("granite4_vision", {"more": _GRANITE}),
     ("granite_docling", {"vision_config": {"more": {"image_size": 64}}}),
     ("hy_v4_vl", {"text_config": _turns(2, 1, 1)}),
-    ("chameleon", _CODES | {"vq_config": {"more": _SMALL_CODES | {"num_embeddings": 16, "embed_dim": 8}}}),
-    ("emu3", _CODES | {"vq_config": {"more": _SMALL_CODES | {"codebook_size": 16}}}),
+    (
+        "chameleon",
+        {
+            "more": {"vocabulary_map": _WRITTEN},
+            "vq_config": {"more": _SMALL_CODES | {"num_embeddings": len(_CODES), "embed_dim": 8}},
+        },
+    ),
+    (
+        "emu3",
+        {
+            "more": {"vocabulary_map": _SHOWN},
+            "vq_config": {"more": _SMALL_CODES | {"codebook_size": len(_CODES), "hidden_size": 32}},
+        },
+    ),
     ("dots3_note", _DOTS),
     ("apertus1p5", _APERTUS),
     ("molmo2", _MOLMO),
+    ("nemotron_h_omni", _NEMOTRON),
 )
 GIVEN = {family: options for families, options in SMALL_IMAGES for family in families.split()}
 """Further options of a family's configuration, so that small images are read."""
@@ -107,12 +133,19 @@ _PLACEHOLDER = re.compile(r"(image|img|video|audio|speech|vision|sound|media)\w*
 
 def pictured_families() -> list[str]:
     """Every `model_type` that transformers' classes for images, videos or sound with text know."""
-    return sorted(modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)
+    return sorted(_classes())
+
+
+def _classes() -> dict[str, Any]:
+    # Two families of sound are listed with those of text.
+    texts = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    heard = {family: texts[family] for family in ("audioflamingo3", "musicflamingo") if family in texts}
+    return {**modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, **heard}
 
 
 def build_pictured(family: str, *, reach: int) -> Any:
     """A tiny model of `family`, with placeholders inside its vocabulary."""
-    classes = modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+    classes = _classes()
     more, parts = GIVEN.get(family), PARTS.get(family, ())
     return with_placeholders(build(family, reach=reach, classes=classes, more=more, parts=parts))
 
@@ -125,7 +158,8 @@ def with_placeholders(model: Any) -> Any:
         for name in ("vision_start_token_id", "vision_end_token_id"):
             if not isinstance(getattr(config, name, None), int):
                 setattr(config, name, MARK)
-        for name, value in list(vars(config).items()):
+        named = {name: getattr(config, name, None) for name in type(config).attribute_map} | vars(config)
+        for name, value in named.items():
             plain = value is None or (isinstance(value, int) and not isinstance(value, bool))
             if _PLACEHOLDER.search(name) and plain:
                 setattr(config, name, _token(name))
@@ -143,6 +177,11 @@ def pictured_prompt(model: Any, *, seed: int = 0) -> Inputs | None:
 
     None where the model makes features of no form that is known.
     """
+    if hasattr(model.config, "audio_length_per_tok"):
+        # Every token is written while a piece of the sound is read.
+        chance, bins = torch.Generator().manual_seed(seed), model.config.audio_config.num_mel_bins
+        ids = torch.tensor([[5, 7, 8, 9], [6, 7, 11, 8]])
+        return {"input_ids": ids, "input_features": torch.randn(2, bins, 320, generator=chance)}
     for kind, token in (("image", IMAGE), ("audio", SOUND)):
         for encode in _encoders(model, kind):
             takes = inspect.signature(encode).parameters
@@ -154,6 +193,16 @@ def pictured_prompt(model: Any, *, seed: int = 0) -> Inputs | None:
     if "pixel_values" in inspect.signature(model.forward).parameters and not _encoders(model, "image"):
         # Images that come before the text, and not in it.
         return _with_text(model, next(images(model, torch.Generator().manual_seed(seed))), [0, 0], IMAGE)
+    if "protein_input_ids" in inspect.signature(model.forward).parameters:
+        chance = torch.Generator().manual_seed(seed)
+        protein = torch.randint(5, 25, (2, 6), generator=chance)
+        inputs = {"protein_input_ids": protein, "protein_attention_mask": torch.ones_like(protein)}
+        return _with_text(model, inputs, [0, 0], IMAGE)
+    if hasattr(model, "codec_model"):
+        samples = torch.randn(
+            2, 1, 40 * model.config.frame_size, generator=torch.Generator().manual_seed(seed)
+        )
+        return {"input_values": samples, "padding_mask": torch.ones(2, samples.shape[-1], dtype=torch.int64)}
     return None
 
 
@@ -178,7 +227,9 @@ def _rows_of(value: Any, rows: int) -> list[Tensor]:
     """The features of all images, `[tokens, width]` each, of what a model returns for them."""
     if not isinstance(value, Tensor | list | tuple):
         pooled = getattr(value, "pooler_output", None)
-        value = getattr(value, "last_hidden_state", None) if pooled is None else pooled
+        layers = getattr(value, "deepstack_features", None) or [(0, None)]
+        whole = getattr(value, "last_hidden_state", None)
+        value = next((one for one in (pooled, whole, layers[0][1]) if one is not None), None)
     if isinstance(value, Tensor):
         if value.dim() == 2:
             return list(value.chunk(rows))
@@ -200,5 +251,6 @@ def _with_text(model: Any, inputs: Inputs, counts: list[int], token: int) -> Inp
     mask = torch.tensor([[0] * (longest - len(text)) + [1] * len(text) for text in texts])
     takes = inspect.signature(model.forward).parameters
     marks = (ids == token).long()
-    types = {name: marks for name in ("mm_token_type_ids", "token_type_ids") if name in takes}
+    named = ("mm_token_type_ids", "token_type_ids", "image_embeds_position_mask")
+    types = {name: marks for name in named if name in takes}
     return {"input_ids": ids, "attention_mask": mask, **types, **inputs}
