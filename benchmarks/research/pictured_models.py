@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.models.auto import modeling_auto
 
 from benchmarks.research.families_models import VOCAB, WIDTH, _turns, build
-from benchmarks.research.pictured_forms import FORMS, Inputs, images, parts_of
+from benchmarks.research.pictured_forms import FORMS, Inputs, parts_of
 
 IMAGE, VIDEO, SOUND, MARK = VOCAB - 6, VOCAB - 5, VOCAB - 4, VOCAB - 3
 """Tokens that stand for a part of an image, a video or sound, and one that marks where these begin or end."""
@@ -192,7 +192,10 @@ def pictured_prompt(model: Any, *, seed: int = 0) -> Inputs | None:
                         return _with_text(model, inputs, counts, token)
     if "pixel_values" in inspect.signature(model.forward).parameters and not _encoders(model, "image"):
         # Images that come before the text, and not in it.
-        return _with_text(model, next(images(model, torch.Generator().manual_seed(seed))), [0, 0], IMAGE)
+        chance, size = torch.Generator().manual_seed(seed), model.config.vision_config.image_size
+        return _with_text(
+            model, {"pixel_values": torch.randn(2, 3, size, size, generator=chance)}, [0, 0], IMAGE
+        )
     if "protein_input_ids" in inspect.signature(model.forward).parameters:
         chance = torch.Generator().manual_seed(seed)
         protein = torch.randint(5, 25, (2, 6), generator=chance)
