@@ -13,7 +13,6 @@ from torch import Tensor
 
 from draftwood.base.errors import InvalidInput
 
-
 _MASK = "attention_mask"
 """Name of the mask over the source, of which 1 hides nothing."""
 

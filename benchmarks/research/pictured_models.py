@@ -15,6 +15,7 @@ import transformers as hf
 from torch import Tensor
 from transformers.models.auto import modeling_auto
 
+from benchmarks.research.families_models import GIVEN as GIVEN_OF_TEXT
 from benchmarks.research.families_models import VOCAB, WIDTH, _turns, build
 from benchmarks.research.pictured_forms import FORMS, Inputs, parts_of
 
@@ -63,6 +64,7 @@ _APERTUS = {
     "audio_config": {"more": {"codebook_size": 16}},
 }
 _MOLMO = {
+    "more": {"image_patch_id": IMAGE},
     "adapter_config": {
         "more": {
             "vision_feature_layer": [-1, -2],
@@ -75,6 +77,18 @@ _MOLMO = {
         }
     },
     "vision_config": {"more": {"image_size": [56, 56]}},
+}
+_TIMM = {
+    "architecture": "vit_pe_core_large_patch14_336",
+    "model_args": {
+        "embed_dim": WIDTH,
+        "img_size": (28, 28),
+        "depth": 2,
+        "global_pool": "",
+        "use_post_transformer_norm": False,
+        "init_values": 0.1,
+        "ref_feat_shape": (2, 2),
+    },
 }
 _NEMOTRON = {
     "more": {
@@ -121,6 +135,8 @@ SMALL_IMAGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("apertus1p5", _APERTUS),
     ("molmo2", _MOLMO),
     ("nemotron_h_omni", _NEMOTRON),
+    ("gemma3n", {"text_config": GIVEN_OF_TEXT["gemma3n_text"]}),
+    ("perception_lm", {"vision_config": {"more": _TIMM}}),
 )
 GIVEN = {family: options for families, options in SMALL_IMAGES for family in families.split()}
 """Further options of a family's configuration, so that small images are read."""
