@@ -32,13 +32,15 @@ NEW, REACH = 12, 32
 """Tokens that are written after each prompt, and where windows and switches are."""
 
 
-NO_TEXT = {
+OUTSIDE = {
     "pi0": "It gives actions of a robot, and has no generate().",
     "diffusion_gemma": "It writes by diffusion, many tokens at once, and not token by token.",
+    "evolla": "It reads proteins.",
+    "mistral4": "Its class, Mistral4ForCausalLM, reads text only.",
     "qwen2_5_omni": "Its generate() gives text to its thinker to write, which is qwen2_5_omni_thinker.",
     "qwen3_omni_moe": "Its generate() gives text to its thinker to write, which is qwen3_omni_moe_thinker.",
 }
-"""Classes that write no text token by token, and why."""
+"""Families that are listed with these and read neither images nor sound, or write no text, and why."""
 
 _OWN_ENDS = ("BlipForConditionalGeneration",)
 """Classes whose own `generate()` says itself where texts end."""
@@ -53,7 +55,7 @@ class PicturedFinding:
         model: the class; empty where it could not be built.
         result: "served", "refused", "differs", "not built" or "not finished"; "no prompt": the model makes
             features of no form of images or sound that is tried; "not read": `generate()` itself refuses
-            the prompt; "no text": the class writes no text token by token.
+            the prompt; "outside": the class reads neither images nor sound, or writes no text token by token.
         backend: the class of the backend.
         reads: the inputs besides text.
         rows: rows whose greedy text is that of `generate()`, of two rows that differ in text and image.
@@ -115,7 +117,7 @@ def pictured(
 def look(family: str, *, checkout: Path | None = None) -> PicturedFinding:
     """Returns the finding of a family; where it reads no prompt of ours, with one of transformers' tests."""
     finding = _look(family)
-    if checkout is None or finding.result in ("served", "differs"):
+    if checkout is None or finding.result in ("served", "differs", "outside"):
         return finding
     try:
         found = tester_prompt(family, checkout)
@@ -130,8 +132,8 @@ def look(family: str, *, checkout: Path | None = None) -> PicturedFinding:
 
 
 def _look(family: str) -> PicturedFinding:
-    if family in NO_TEXT:
-        return PicturedFinding(family, result="no text", reason=NO_TEXT[family])
+    if family in OUTSIDE:
+        return PicturedFinding(family, result="outside", reason=OUTSIDE[family])
     try:
         model = build_pictured(family, reach=REACH)
     except Exception as error:

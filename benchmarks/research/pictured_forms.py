@@ -167,13 +167,16 @@ def _heard(model: Any, chance: torch.Generator) -> Iterator[Inputs]:
         whole = torch.ones(2, length, dtype=torch.int64)
         for shape in (samples, samples[:, None]):
             yield {"input_values": shape, "padding_mask": whole, "sample": False}
+    samples = {"padding_mask": torch.ones(2, 64 * 160, dtype=torch.int64)}
+    yield begun_sound(model, chance, "input_features_mask") | samples
+
+
+def begun_sound(model: Any, chance: torch.Generator, masked: str) -> Inputs:
+    """Returns sound that fills the first 64 frames of its window, as the mask of this name says."""
+    bins = _number(_part(model, "audio_config"), "num_mel_bins", otherwise=80)
     mask = torch.zeros(2, 3000, dtype=torch.int64)
     mask[:, :64] = 1
-    yield {
-        "input_features": torch.randn(2, bins, 3000, generator=chance),
-        "input_features_mask": mask,
-        "padding_mask": torch.ones(2, 64 * 160, dtype=torch.int64),
-    }
+    return {"input_features": torch.randn(2, bins, 3000, generator=chance), masked: mask}
 
 
 FORMS: dict[str, tuple[Form, ...]] = {"image": (images, _patches, _packed), "audio": (_sound, _heard)}

@@ -17,7 +17,7 @@ from transformers.models.auto import modeling_auto
 
 from benchmarks.research.families_models import GIVEN as GIVEN_OF_TEXT
 from benchmarks.research.families_models import VOCAB, WIDTH, _turns, build
-from benchmarks.research.pictured_forms import FORMS, Inputs, parts_of
+from benchmarks.research.pictured_forms import FORMS, Inputs, begun_sound, parts_of
 
 IMAGE, VIDEO, SOUND, MARK = VOCAB - 6, VOCAB - 5, VOCAB - 4, VOCAB - 3
 """Tokens that stand for a part of an image, a video or sound, and one that marks where these begin or end."""
@@ -136,6 +136,7 @@ SMALL_IMAGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("molmo2", _MOLMO),
     ("nemotron_h_omni", _NEMOTRON),
     ("gemma3n", {"text_config": GIVEN_OF_TEXT["gemma3n_text"]}),
+    ("glmasr", {"audio_config": {"more": {"intermediate_size": 4 * WIDTH}}}),
     ("perception_lm", {"vision_config": {"more": _TIMM}}),
 )
 GIVEN = {family: options for families, options in SMALL_IMAGES for family in families.split()}
@@ -175,7 +176,8 @@ def with_placeholders(model: Any) -> Any:
             if not isinstance(getattr(config, name, None), int):
                 setattr(config, name, MARK)
         named = {name: getattr(config, name, None) for name in type(config).attribute_map} | vars(config)
-        for name, value in named.items():
+        # Where one number stands for images and videos, it is that of images, which come last.
+        for name, value in sorted(named.items(), key=lambda one: one[0], reverse=True):
             plain = value is None or (isinstance(value, int) and not isinstance(value, bool))
             if _PLACEHOLDER.search(name) and plain:
                 setattr(config, name, _token(name))
@@ -212,11 +214,13 @@ def pictured_prompt(model: Any, *, seed: int = 0) -> Inputs | None:
         return _with_text(
             model, {"pixel_values": torch.randn(2, 3, size, size, generator=chance)}, [0, 0], IMAGE
         )
-    if "protein_input_ids" in inspect.signature(model.forward).parameters:
-        chance = torch.Generator().manual_seed(seed)
-        protein = torch.randint(5, 25, (2, 6), generator=chance)
-        inputs = {"protein_input_ids": protein, "protein_attention_mask": torch.ones_like(protein)}
-        return _with_text(model, inputs, [0, 0], IMAGE)
+    for masked in {"input_features_mask", "feature_attention_mask"} & inspect.signature(
+        model.forward
+    ).parameters.keys():
+        # Of 64 frames two convolutions and a pool leave 16.
+        return _with_text(
+            model, begun_sound(model, torch.Generator().manual_seed(seed), masked), [16, 16], SOUND
+        )
     if hasattr(model, "codec_model"):
         samples = torch.randn(
             2, 1, 40 * model.config.frame_size, generator=torch.Generator().manual_seed(seed)
