@@ -154,7 +154,7 @@ def pictured_families() -> list[str]:
 
 
 def _classes() -> dict[str, Any]:
-    # Two families of sound are listed with those of text.
+    # Two families of sound are in the list of text models.
     texts = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     heard = {family: texts[family] for family in ("audioflamingo3", "musicflamingo") if family in texts}
     return {**modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, **heard}
@@ -242,7 +242,7 @@ def _features(encode: Any, inputs: Inputs) -> list[int]:
 def _encoders(model: Any, kind: str) -> list[Any]:
     owners = (model, getattr(model, "base_model", None), getattr(model, "model", None))
     found = (getattr(owner, f"get_{kind}_features", None) for owner in owners)
-    # What hands on any arguments says nothing of those that it takes.
+    # A method that hands on any arguments does not say which it takes.
     return [one for one in found if one is not None and "args" not in inspect.signature(one).parameters]
 
 
