@@ -9,6 +9,9 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
+_LAYOUT = 0x503
+"""The flags of an array that code is compiled for: contiguous either way, aligned, writeable."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -29,9 +32,12 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         nonlocal machine_code
         # Arguments of the same kinds run the same code. Written out, as it is done for every call.
-        found = list[Any]()
+        found: list[Any] = []
         for one in args:
-            found.append((one.dtype, one.ndim, one.flags.num) if isinstance(one, np.ndarray) else type(one))
+            if type(one) is np.ndarray:
+                found.append((one.dtype, one.ndim, one.flags.num & _LAYOUT))
+            else:
+                found.append(type(one))
         kinds = tuple(found)
         if machine_code is not None and not kwargs and kinds in known:
             try:

@@ -19,6 +19,14 @@ Masks = Tensor | dict[str, Tensor] | None
 """What `attention_mask=` takes: one mask, or one for every kind of layer; None for a model without any."""
 
 
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers of as many bytes as a number."""
+
+
+STANDING = 2**20
+"""Numbers of a mask up to which it is a piece of a standing one."""
+
+
 class NumberMasks:
     """Additive masks, for attention that reads any mask.
 
@@ -45,12 +53,22 @@ class NumberMasks:
         self._seen = torch.zeros((), dtype=dtype, device=device)
         # Not -inf: padding that sees nothing must not turn into NaN.
         self._unseen = torch.full_like(self._seen, torch.finfo(dtype).min)
+        self._standing = {name: _StandingMask(self._unseen) for name in self.names if device.type == "cpu"}
 
     def arrays(self, inputs: PassInputs, room: Shape | None) -> Held:
-        """Returns the slots that nodes see, by kind bool `[rows, 1, nodes, slots]`; text comes first."""
-        exact, held = inputs.shape, dict[str, NDArray[Any]]()
+        """Returns the slots that nodes see, by kind bool `[rows, 1, nodes, slots]`; text comes first.
+
+        On a CPU the mask itself, as integers of the same bits, where all of the text is seen.
+        """
+        exact, held = inputs.shape, Held()
         base, columns = exact.text, exact.columns
+        standing = room is None and not inputs.ragged and bool(self._standing)
+        standing = standing and exact.rows * exact.nodes * base <= STANDING
         for name, bits, first in zip(self.names, inputs.bits, inputs.first, strict=True):
+            whole = bits is inputs.staged.bits
+            if standing and whole and first is None:
+                held[name] = self._standing[name].of(inputs.staged.visible, text=base)
+                continue
             if room is None:
                 visible = np.empty((len(bits), 1, exact.nodes, base + columns), np.bool_)
             else:
@@ -67,7 +85,6 @@ class NumberMasks:
                     slots = read if inputs.reads is None else inputs.reads[:, None]
                     text = text & (slots >= first[:, :, None])
             real[..., :base] = text
-            whole = bits is inputs.staged.bits
             real[..., base : base + columns] = inputs.staged.visible if whole else unpacked(bits, columns)
             held[name] = visible
         return held
@@ -76,7 +93,40 @@ class NumberMasks:
         """Masks `[rows, 1, nodes, slots]`, and no masks of bits; `visible` are `arrays` on the device."""
         masks = {}
         for kind, name in zip(self._kinds, self.names, strict=True):
-            masks[kind] = torch.where(visible[name], self._seen, self._unseen)
+            seen = visible[name]
+            made = seen.dtype != torch.bool
+            masks[kind] = seen.view(self._seen.dtype) if made else torch.where(seen, self._seen, self._unseen)
         if len(masks) > 1:
             return masks, ()
         return (masks[kind] if masks else None), ()
+
+
+class _StandingMask:
+    """Masks of nodes that see all of a text, as pieces of one array.
+
+    Whatever the length of the text, its slots are 0 there, and only what nodes see of nodes is written. A
+    mask is valid until the next one.
+    """
+
+    def __init__(self, unseen: Tensor) -> None:
+        """Masks that hold `unseen`, a number, where nodes do not see a node."""
+        bits = unseen.view(_INTEGERS[unseen.dtype.itemsize])
+        self._unseen = bits.numpy()
+        self._held, self._text = np.zeros((0, 1, 0, 0), self._unseen.dtype), 0
+
+    def of(self, visible: NDArray[np.bool_], *, text: int) -> NDArray[Any]:
+        """Returns the bits of the mask, `[rows, 1, nodes, text + columns]`.
+
+        Args:
+            visible: the columns that nodes see, `[rows, nodes, columns]`.
+            text: slots before the first column.
+        """
+        rows, nodes, columns = visible.shape
+        have, at = self._held.shape, self._text
+        if rows > have[0] or nodes > have[2] or columns > have[3] - at or text > at:
+            columns_had, self._text = have[3] - at, max(at, text + text // 2)
+            at = self._text
+            size = max(rows, have[0]), 1, max(nodes, have[2]), at + max(columns, columns_had)
+            self._held = np.zeros(size, self._unseen.dtype)
+        self._held[:rows, 0, :nodes, at : at + columns] = np.where(visible, 0, self._unseen)
+        return self._held[:rows, :, :nodes, at - text : at + columns]

@@ -126,7 +126,8 @@ class PassInputs:
         positions = staged.depths + lengths[:, None]
         if max_length is not None and longest > max_length:
             positions = _within(positions, staged.counts, max_length)
-        bits, first = list[Bits](), list[Ints | None]()
+        bits: list[Bits] = []
+        first: list[Ints | None] = []
         # What a window hides follows from the number of columns in between, not from positions.
         columns = positions if given is None else given.columns(positions)
         reached = longest if given is None else max(longest, int(columns.max(initial=0)) + 1)

@@ -115,10 +115,17 @@ class SamplingParams:
     _warpers: tuple[Any, ...] = attrs.field(init=False, repr=False, eq=False)
     # Whether more than the temperature changes the scores.
     _warps_more: bool = attrs.field(init=False, repr=False, eq=False)
+    # The temperature as a tensor of each dtype, which torch would make of a number in every call.
+    _divisors: dict[torch.dtype, Tensor] = attrs.field(init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
         more = not (self.top_k is None and self.top_p in (None, 1) and self.min_p is None)
         object.__setattr__(self, "_warps_more", more)
+        divisors = {
+            dtype: torch.tensor(float(self.temperature), dtype=dtype)
+            for dtype in (torch.float32, torch.float64)
+        }
+        object.__setattr__(self, "_divisors", divisors)
         softmax = self.temperature > 0 and not self.processors
         object.__setattr__(self, "is_filtered_softmax", softmax)
         object.__setattr__(self, "is_softmax", softmax and not more)
@@ -226,7 +233,7 @@ class SamplingParams:
         elif self.temperature != 1:
             # On a CPU softmax may read what it writes; a GPU has memory enough.
             cooled = probs if device.type == "cpu" else scratch.take(shape, dtype=dtype, device=device)
-            scores = torch.div(scores, self.temperature, out=cooled)
+            scores = torch.div(scores, self._divisors[dtype], out=cooled)
         return torch.softmax(scores, -1, out=probs)
 
     def _certain(self, logits: Tensor, scratch: Scratch, out: Tensor | None) -> Tensor:

@@ -47,7 +47,7 @@ class TargetRows(LazyRows):
         elif sampling.temperature:
             row = sampling.targets(logits, self.scratch)
         # What NaN comes of is refused, with the number of the node.
-        if row is None or math.isnan(row[0]):
+        if row is None or math.isnan(row.numpy().item(0)):
             row = self.complete()[node]
         self._rows[node] = row
         return row

@@ -18,10 +18,12 @@ from draftwood.laws.randomness import NodeNoise, NodeStreams, Randomness, Unifor
 class ChildDraws:
     """Children of the nodes of a level, drawn one after another; each node has its own stream.
 
-    On a CPU a draw is made when it is asked for. On a GPU one launch makes several for every node, with one
-    small result read back; asking for more than those makes one more launch.
+    The first are made at once. On a CPU each of the others is made when it is asked for. On a GPU one launch
+    makes several for every node, with one small result read back; asking for more makes one more launch.
 
     Attributes:
+        tokens, chances: of the first children, int64 and float64 `[rows, nodes, most]`: -1 and 0 where there
+            is none.
         left: float64 `[rows, nodes]`, the weight that every node has left to draw from; 0 of padding.
         drawn: int64 `[rows, nodes]`, how many draws every node has had.
     """
@@ -35,18 +37,20 @@ class ChildDraws:
         self,
         probs: Float[Tensor, "rows nodes vocab"],
         noise: NodeNoise,
-        counts: Sequence[int] | NDArray[np.int64],
+        limits: NDArray[np.int64],
         *,
-        at_once: int,
+        most: int,
+        ahead: int = 0,
         floors: NDArray[np.float64] | None = None,
     ) -> None:
-        """Draw nothing yet.
+        """Draw the first children of every node.
 
         Args:
             probs: weights, float32 or float64, which need not be normalised.
             noise: the nodes' streams.
-            counts: nodes of every row; entries after them are padding.
-            at_once: draws of a node that one launch makes.
+            limits: `[rows, nodes]`, first children of every node; -1 for padding.
+            most: the largest of `limits`.
+            ahead: draws of a node that one launch makes, if these are more.
             floors: `[rows, nodes]`; a launch stops at a node that has no more weight left than this. For who
                 asks for no more children then.
 
@@ -54,64 +58,36 @@ class ChildDraws:
             InvalidDistribution: a node's weights sum to NaN or infinity.
         """
         rows, nodes, vocab = probs.shape
-        self._noise, self._floors, self._counts = noise, floors, np.array(counts)
+        self._noise, self._floors, self._limits = noise, floors, limits
         flat = probs.reshape(rows * nodes, vocab)
         if dispatch.serves(flat):
             self._blocks, self._flat = None, flat
-            self._draw_on_device(at_once)
+            self._draw_on_device(max(most, ahead))
             self.left, self.drawn = self._left[..., 0].copy(), np.zeros((rows, nodes), dtype=np.int64)
+            self.tokens, self.chances = self._first(most)
         else:
-            most = max(at_once, 1)
-            self._blocks = blocks.BlockDraws(flat if flat.device.type == "cpu" else flat.cpu(), most=most)
+            made = noise.made if noise.made.shape[2] >= most else noise.uniforms(most)
+            first, self._uniforms = made[..., :most].reshape(rows * nodes, most), made
+            host = flat if flat.is_cpu else flat.cpu()
+            self._blocks = drawn = blocks.BlockDraws(
+                host, limits.reshape(-1), first, room=max(most, ahead, 1)
+            )
+            self.tokens = drawn.tokens.reshape(rows, nodes, most)
+            self.chances = drawn.chances.reshape(rows, nodes, most)
             # As the blocks keep them, which they go on to do.
-            self.left = self._blocks.left.reshape(rows, nodes)
-            self.drawn = self._blocks.drawn.reshape(rows, nodes)
-            if min(counts, default=nodes) < nodes:
-                self.left[~self._valid(nodes)] = 0
-            self._uniforms = noise.made if noise.made.shape[2] >= most else noise.uniforms(most)
+            self.left, self.drawn = drawn.left.reshape(rows, nodes), drawn.drawn.reshape(rows, nodes)
         if not isfinite(whole := float(self.left.sum())):
             raise _unsound(whole)
 
-    def next(
-        self, wanted: tuple[NDArray[np.intp], ...], count: int = 1
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-        """`count` more children of each of these nodes, named by rows and nodes, none of them twice.
-
-        Returns:
-            Tokens (-1 where no weight is left), their weights, and the weight left before each;
-            `[nodes, count]`.
-        """
-        rows, nodes = wanted
-        numbers = self.drawn[rows, nodes][:, None] + np.arange(count)
-        most = int(numbers.max(initial=0)) + 1
-        if self._blocks is not None:
-            if most > self._uniforms.shape[2]:
-                self._uniforms = self._noise.uniforms(2 * most)
-            uniforms = self._uniforms[rows[:, None], nodes[:, None], numbers]
-            flat = rows * self.left.shape[1] + nodes
-            return self._blocks.draw(flat, np.full_like(flat, count), uniforms)
-        self.drawn[rows, nodes] += count
-        if (missing := most - self._tokens.shape[2]) > 0:
-            if (self._tokens[rows, nodes, -1] >= 0).any():
-                self._draw_on_device(2 * most)
-            else:  # of these nodes nothing more is to come
-                more = ((0, 0), (0, 0), (0, missing))
-                self._tokens = np.pad(self._tokens, more, constant_values=-1)
-                self._chances = np.pad(self._chances, more)
-                self._left = np.pad(self._left, more, mode="edge")
-        each = (rows[:, None], nodes[:, None], numbers)
-        self.left[rows, nodes] = self._left[rows, nodes, numbers[:, -1] + 1]
-        return self._tokens[each], self._chances[each], self._left[each]
-
     def next_of(self, row: int, node: int) -> tuple[int, float, float]:
         """One more child of one node: its token (-1 for none), its weight, and the weight left after it."""
-        number = int(self.drawn[row, node])
+        number = self.drawn.item(row, node)
         if self._blocks is not None:
             if number >= self._uniforms.shape[2]:
                 self._uniforms = self._noise.uniforms(2 * number + 1)
             flat = row * self.left.shape[1] + node
-            token, chance = self._blocks.draw_one(flat, self._uniforms[row, node, number])
-            return token, chance, float(self.left[row, node])
+            token, chance = self._blocks.draw_one(flat, self._uniforms.item(row, node, number))
+            return token, chance, self.left.item(row, node)
         if number >= self._tokens.shape[2]:
             if self._tokens[row, node, -1] < 0:
                 return -1, 0.0, 0.0
@@ -120,40 +96,21 @@ class ChildDraws:
         self.left[row, node] = left = float(self._left[row, node, number + 1])
         return int(self._tokens[row, node, number]), float(self._chances[row, node, number]), left
 
-    def up_to(self, limits: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The first `limits[i, j]` children of every node, tokens and weights `[rows, nodes, most]`.
-
-        The existing children come first; the tokens of the others are -1.
-        """
-        number = 0
-        if self._blocks is not None and most:
-            if most > self._uniforms.shape[2]:
-                self._uniforms = self._noise.uniforms(most)
-            uniforms = self._uniforms[..., :most].reshape(-1, most)
-            tokens, chances, _ = self._blocks.draw(np.arange(limits.size), limits.reshape(-1), uniforms)
-            return tokens.reshape(*limits.shape, most), chances.reshape(*limits.shape, most)
-        tokens, chances = np.full((*limits.shape, most), -1), np.zeros((*limits.shape, most))
-        while (open_ := (limits > number) & (self.left > 0)).any():
-            # As many as the node that wants fewest of them still wants.
-            stop = int(limits[open_].min())
-            drawn = self.next(np.nonzero(open_), stop - number)
-            tokens[open_, number:stop], chances[open_, number:stop] = drawn[:2]
-            number = stop
-        return tokens, chances
-
-    def _valid(self, nodes: int) -> NDArray[np.bool_]:
-        """Returns which of the first `nodes` nodes of every row are not padding, `[rows, nodes]`."""
-        valid: NDArray[np.bool_] = np.arange(nodes) < self._counts[:, None]
-        return valid
+    def _first(self, most: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The first `limits[i, j]` children of every node from what a launch drew; they count as drawn."""
+        open_ = (np.arange(most) < self._limits[..., None]) & (self._tokens[..., :most] >= 0)
+        self.drawn += open_.sum(-1)
+        self.left[:] = np.take_along_axis(self._left, self.drawn[..., None], 2)[..., 0]
+        return np.where(open_, self._tokens[..., :most], -1), np.where(open_, self._chances[..., :most], 0.0)
 
     def _draw_on_device(self, count: int) -> None:
         """The first `count` draws of every node, in one launch."""
-        rows, nodes = len(self._counts), len(self._flat) // len(self._counts)
+        rows, nodes = self._limits.shape
         floors = np.zeros(rows * nodes) if self._floors is None else self._floors.reshape(-1)
         try:
             draws = dispatch.draw_on_device(
                 probs=self._flat,
-                limits=np.where(self._valid(nodes), count, -1).reshape(-1),
+                limits=np.where(self._limits < 0, -1, count).reshape(-1),
                 uniforms=self._noise.uniforms(count).reshape(rows * nodes, count),
                 floors=floors,
             )
@@ -181,8 +138,8 @@ def drawn_together(
         return None
     noise = NodeStreams([rng]).take([len(counts)])
     most = max(counts, default=0)
-    draws = ChildDraws(probs.unsqueeze(0), noise, [len(counts)], at_once=most)
-    (tokens,), (chances,) = draws.up_to(np.array([counts]), most)
+    draws = ChildDraws(probs.unsqueeze(0), noise, np.array([counts], np.int64), most=most)
+    (tokens,), (chances,) = draws.tokens, draws.chances
     lengths = (tokens >= 0).sum(1).tolist()
     rows = zip(tokens.tolist(), chances.tolist(), lengths, strict=True)
     return [(of_node[:length], weights[:length]) for of_node, weights, length in rows]

@@ -66,8 +66,10 @@ class Growth:
         """Returns the present requests to the draft; None when all trees are grown."""
         width = max(self._counts)
         if self._requests is None and width:
-            counts, names = self._counts, list[str | None]()
-            tokens, parents = np.zeros((len(counts), width), np.int64), np.full((len(counts), width), -1)
+            counts = self._counts
+            names: list[str | None] = []
+            tokens, parents = numbers = np.zeros((2, len(counts), width), np.int64)
+            numbers[1] = -1
             for row, asked in enumerate(self._asked):
                 names.append(None if asked is None else asked.drafter)
                 if asked is not None:
@@ -132,7 +134,7 @@ class Growth:
     def trees(self) -> Sequence[TokenTree]:
         """The trees, when all are grown."""
         trees: list[Any] = self._grown
-        laws = set[type[Proposal]]()
+        laws: set[type[Proposal]] = set()
         for tree in trees:
             builder = tree.builder
             if builder is None or builder.proposals or tree.note is not None:

@@ -318,7 +318,7 @@ def drawn_ahead(
     """
     rows, width = probs.shape[:2]
     nodes, most, ahead, floors = [0] * rows, 0, 0, None
-    limits = np.zeros((rows, width), np.int64)
+    limits = np.full((rows, width), -1)
     for row, opening in enumerate(openings):
         if opening is not None:
             nodes[row] = count = len(opening.tokens)
@@ -327,9 +327,8 @@ def drawn_ahead(
             if opening.floors is not None:
                 floors = np.zeros((rows, width)) if floors is None else floors
                 floors[row, :count] = opening.floors
-    draws = ChildDraws(probs, streams.take(nodes), nodes, at_once=max(most, ahead), floors=floors)
-    numbers, weights = draws.up_to(limits, most)
-    tokens, chances, left = numbers.tolist(), weights.tolist(), draws.left.tolist()
+    draws = ChildDraws(probs, streams.take(nodes), limits, most=most, ahead=ahead, floors=floors)
+    tokens, chances, left = draws.tokens.tolist(), draws.chances.tolist(), draws.left.tolist()
     found: list[list[Siblings]] = []
     for row, count in enumerate(nodes):
         siblings: list[Siblings] = []

@@ -241,7 +241,8 @@ class TreeBuilder:
         numbers = self._numbers
         for node in nodes:
             numbers[node] = len(numbers)
-        tokens, parents = list[int](), list[int]()
+        tokens: list[int] = []
+        parents: list[int] = []
         for node in nodes:
             tokens.append(self.tokens[node])
             parents.append(numbers.get(self.parents[node], -1))

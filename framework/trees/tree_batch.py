@@ -54,13 +54,12 @@ class TreeBatch(Sequence[TokenTree]):
         """Returns `trees`, which builders grew, and whose siblings were all drawn by `law` from `levels`."""
         counts = np.array([tree.size for tree in trees])
         shape = len(trees), int(counts.max())
-        tokens, parents, depths = np.zeros(shape, np.int64), np.full(shape, -1), np.zeros(shape, np.int64)
-        asked = np.full((*shape, 2), -1)
+        tokens, parents, depths = numbers = np.zeros((3, *shape), np.int64)
+        parents[:], asked = -1, np.full((*shape, 2), -1)
         for row, tree in enumerate(trees):
             builder, count = tree.builder, tree.size
             assert builder is not None
-            tokens[row, :count], parents[row, :count] = builder.tokens, builder.parents
-            depths[row, :count] = builder.depths
+            numbers[:, row, :count] = builder.tokens, builder.parents, builder.depths
             for node, one in builder.siblings.items():
                 asked[row, node] = one.place
         batch = cls(tokens, parents, depths, counts, law, tuple(levels), asked)
@@ -121,7 +120,7 @@ class TreeBatch(Sequence[TokenTree]):
 
     def truncated(self, depths: Sequence[int]) -> TreeBatch:
         """The trees without nodes deeper than `depths[i]` in row i."""
-        if (self.depths.max(1) <= depths).all():
+        if self.depths.max() <= min(depths) or (self.depths.max(1) <= depths).all():
             return self
         valid = np.arange(self.tokens.shape[1]) < self.counts[:, None]
         return self.kept(valid & (self.depths <= np.array(depths)[:, None]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -17,58 +16,58 @@ class BlockDraws:
     """Children of many nodes, drawn one after another from weights that were summed once, in blocks.
 
     Attributes:
+        tokens, chances: the first draws, int64 and float64 `[nodes, draws]`: -1 and 0 where there is none.
+        before: float64 `[nodes, draws]`, the weight left before each of them.
         left: float64 `[nodes]`, the weight that is left to draw from at every node.
         drawn: int64 `[nodes]`, how many draws every node has had.
     """
 
-    def __init__(self, probs: Tensor, *, most: int = 1) -> None:
-        """Sum the weights of `probs` `[nodes, vocab]`, float32 or float64 on the CPU.
-
-        There is room for `most` draws of a node at first.
-        """
-        nodes, vocab = probs.shape
-        whole = vocab // BLOCK
-        # In the weights' own dtype, whose rounding they have anyway: converting costs ten times as much.
-        if whole * BLOCK == vocab:
-            sums = probs.view(nodes, whole, BLOCK).sum(-1)
-        else:
-            parts = [probs[:, : whole * BLOCK].unflatten(-1, (whole, BLOCK)).sum(-1)] if whole else []
-            sums = torch.cat([*parts, probs[:, whole * BLOCK :].sum(-1, keepdim=True)], -1)
-        self._sums = sums.numpy().astype(np.float64)
-        self._probs = probs.numpy()
-        self._tokens = np.empty((nodes, most), dtype=np.int64)
-        self.left: NDArray[np.float64] = self._sums.sum(-1)
-        self.drawn = np.zeros(nodes, dtype=np.int64)
-
-    def draw(
-        self, nodes: NDArray[np.int64], limits: NDArray[np.int64], uniforms: NDArray[np.float64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-        """Draws the next `limits[i]` children of every node `nodes[i]`; no node may occur twice.
+    def __init__(
+        self, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArray[np.float64], *, room: int = 1
+    ) -> None:
+        """Sum the weights, and draw the first children.
 
         Args:
-            nodes, limits: `[n]`.
-            uniforms: `[n, most]`, one for each draw.
-
-        Returns:
-            Tokens (-1 where there is none), their weights, and the weight left before each, in the shape of
-            `uniforms`.
+            probs: `[nodes, vocab]`, float32 or float64 on the CPU.
+            limits: `[nodes]`, first draws of each node; one below 0 is not looked at and has no weight.
+            uniforms: `[nodes, draws]`, one for each of them.
+            room: draws of a node, 1 or more, for which there is room at once.
         """
-        if (most := int(self.drawn.max(initial=0)) + uniforms.shape[1]) > self._tokens.shape[1]:
-            self._widen(2 * most)
-        # Copies have one layout, and code is compiled for each.
-        asked = np.array(nodes), np.array(limits), np.array(uniforms)
-        return _drawn(self._probs, self._sums, self.left, self._tokens, self.drawn, *asked)
+        nodes, vocab = probs.shape
+        self._probs, self._sums = probs.numpy(), np.empty((nodes, (vocab + BLOCK - 1) // BLOCK))
+        self.left, self.drawn = np.zeros(nodes), np.zeros(nodes, np.int64)
+        self._earlier = np.empty((nodes, max(uniforms.shape[1], room)), np.int64)
+        # The arguments of a draw of one child, which change from one to the next.
+        self._node, self._uniform = np.zeros(1, np.int64), np.zeros((1, 1))
+        self.tokens, self.chances, self.before = _drawn(
+            self._probs,
+            self._sums,
+            self.left,
+            self._earlier,
+            self.drawn,
+            np.arange(nodes),
+            limits,
+            np.ascontiguousarray(uniforms),
+            True,
+        )
 
     def draw_one(self, node: int, uniform: float) -> tuple[int, float]:
         """The next child of one node and its weight; -1 and 0 where there is none."""
-        if (most := int(self.drawn[node]) + 1) > self._tokens.shape[1]:
-            self._widen(2 * most)
-        asked = np.array([node]), _ONE, np.array([[uniform]])
-        tokens, chances, _ = _drawn(self._probs, self._sums, self.left, self._tokens, self.drawn, *asked)
+        if self.drawn.item(node) == (room := self._earlier.shape[1]):
+            self._earlier = np.pad(self._earlier, ((0, 0), (0, room)))
+        self._node[0], self._uniform[0, 0] = node, uniform
+        tokens, chances, _ = _drawn(
+            self._probs,
+            self._sums,
+            self.left,
+            self._earlier,
+            self.drawn,
+            self._node,
+            _ONE,
+            self._uniform,
+            False,
+        )
         return tokens.item(), chances.item()
-
-    def _widen(self, draws: int) -> None:
-        self._tokens = np.pad(self._tokens, ((0, 0), (0, draws - self._tokens.shape[1])))
 
 
 _ONE = np.ones(1, dtype=np.int64)
@@ -84,12 +83,35 @@ def _drawn(
     nodes: NDArray[np.int64],
     limits: NDArray[np.int64],
     uniforms: NDArray[np.float64],
+    first: bool,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """`BlockDraws.draw`; `earlier` `[nodes, most]` are the tokens that were drawn, `drawn` of each node."""
+    """Draws the next `limits[i]` children of every node `nodes[i]`; no node may occur twice.
+
+    Args:
+        probs: `[nodes, vocab]`.
+        sums: `[nodes, blocks]`, the weight that is left in every block.
+        left: `[nodes]`, the weight that is left.
+        earlier: `[nodes, most]`, the tokens that were drawn.
+        drawn: `[nodes]`, how many of them.
+        nodes, limits: `[n]`.
+        uniforms: `[n, draws]`, one for each draw.
+        first: whether nothing was drawn, and the weights are to be summed.
+
+    Returns:
+        Tokens (-1 where there is none), their weights, and the weight left before each, in the shape of
+        `uniforms`.
+    """
     tokens, chances = np.full(uniforms.shape, -1), np.zeros(uniforms.shape)
     before, weights = np.zeros(uniforms.shape), np.empty(BLOCK)
     for index in range(len(nodes)):
         node = nodes[index]
+        if first and limits[index] >= 0:
+            for block in range(sums.shape[1]):
+                of_block = 0.0
+                for entry in range(block * BLOCK, min(probs.shape[1], (block + 1) * BLOCK)):
+                    of_block += probs[node, entry]
+                sums[node, block] = of_block
+                left[node] += of_block
         for number in range(limits[index]):
             before[index, number] = left[node]
             if not left[node] > 0:
@@ -134,12 +156,9 @@ def _drawn(
 
 def draw(*, probs: Tensor, limits: NDArray[np.int64], uniforms: NDArray[np.float64]) -> Draws:
     """Draws as `reference.draw`, for tensors of any device."""
-    blocks = BlockDraws(probs.cpu())
-    seen = limits >= 0
-    if not np.isfinite(blocks.left[seen]).all():
-        raise unsound(float(blocks.left[seen][~np.isfinite(blocks.left[seen])][0]))
-    limits = np.maximum(limits, 0)
-    tokens, chances, before = blocks.draw(np.arange(len(limits)), limits, uniforms)
-    left = np.concatenate([before, np.zeros((len(limits), 1))], 1)
+    blocks = BlockDraws(probs.cpu(), limits, uniforms)
+    if not np.isfinite(blocks.left).all():
+        raise unsound(float(blocks.left[~np.isfinite(blocks.left)][0]))
+    left = np.concatenate([blocks.before, np.zeros((len(limits), 1))], 1)
     after = np.arange(left.shape[1]) >= blocks.drawn[:, None]
-    return Draws(tokens, chances, np.where(after, np.where(seen, blocks.left, 0.0)[:, None], left))
+    return Draws(blocks.tokens, blocks.chances, np.where(after, blocks.left[:, None], left))

@@ -75,20 +75,20 @@ class RequestedNodes:
     def __init__(self) -> None:
         self._pending: list[list[int]] = []
         # By request number; entries after a row's last one mean nothing.
-        self._tokens, self._parents, self._depths = np.zeros((3, 0, CAPACITY), dtype=np.int64)
+        self._tokens, self._parents = np.zeros((2, 0, CAPACITY), dtype=np.int64)
         self._begin()
 
     def _begin(self) -> None:
         rows = len(self._pending)
         if len(self._tokens) != rows:
-            self._tokens, self._parents, self._depths = np.zeros((3, rows, CAPACITY), dtype=np.int64)
+            self._tokens, self._parents = np.zeros((2, rows, CAPACITY), dtype=np.int64)
         self._requested = np.zeros(rows, dtype=np.int64)  # nodes asked for
         self._fed = np.zeros(rows, dtype=np.int64)  # the nodes among them that were fed
         # Tokens that the first pass feeds before the nodes.
-        self._leads = np.array(list(map(len, self._pending)), dtype=np.int64)
+        leads = list(map(len, self._pending))
+        self._leads, self._longest = np.array(leads, dtype=np.int64), max(leads, default=0)
         self._unfed = True  # whether some row may have its first pass still to come
         self._root: int | None = None  # region index of the root, where it does not follow the pending tokens
-        self._deepest = np.zeros(rows, dtype=np.int64)  # depth of the deepest; where the context ends, only
         self._exhausted = np.zeros(rows, dtype=bool)
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ class RequestedNodes:
         removed = set(range(len(self._pending)) if rows is None else rows)
         keep = [row for row in range(len(self._pending)) if row not in removed]
         self._pending = [self._pending[row] for row in keep]
-        for name in ("tokens", "parents", "depths", "requested", "fed", "leads", "deepest", "exhausted"):
+        for name in ("tokens", "parents", "requested", "fed", "leads", "exhausted"):
             setattr(self, f"_{name}", getattr(self, f"_{name}")[keep])
 
     def take(self, requests: Requests, *, lengths: Sequence[int], room: int | None) -> Fed:
@@ -126,12 +126,13 @@ class RequestedNodes:
         place: Any = np.s_[:, start : start + width]
         if min(requested, default=0) < start:
             place = np.arange(rows)[:, None], self._requested[:, None] + np.arange(width)
-        self._tokens[place] = requests.tokens.cpu().numpy()
+        on_host = requests.tokens if requests.tokens.is_cpu else requests.tokens.cpu()
+        self._tokens[place] = asked = on_host.numpy()
         self._parents[place] = above = requests.parents.numpy()
         self._requested = self._requested + counts
-        if room is not None:
-            self._deepen(above, counts)
-            self._exhausted |= (counts > 0) & (np.array(lengths) + self._leads + self._deepest >= room)
+        if room is not None and max(lengths, default=0) + self._longest + start + width >= room:
+            # Some node may be beyond the context.
+            self._exhausted |= (counts > 0) & (np.array(lengths) + self._leads + self._deepest() >= room)
             counts[self._exhausted] = 0
         every, ahead, longest = bool(counts.all()), np.zeros(rows, np.int64), 0
         lead = 0 if every else None
@@ -141,16 +142,16 @@ class RequestedNodes:
             lead = longest if every and (ahead == longest).all() else None
         self._fed = self._requested if every else np.where(counts > 0, self._requested, self._fed)
         self._unfed = self._unfed and not every
-        parents = torch.from_numpy(above + self._leads[:, None])
+        parents = above + self._leads[:, None]
         if not longest:
-            return Fed(requests.tokens, parents, counts, ahead, width, lead)
-        columns = torch.from_numpy(ahead[:, None] + np.arange(width))
-        tokens = torch.zeros(len(counts), longest + width, dtype=torch.int64)
-        chain = torch.arange(-1, longest + width - 1).repeat(len(counts), 1)
+            return Fed(requests.tokens, torch.from_numpy(parents), counts, ahead, width, lead)
+        tokens, chain = np.zeros((2, rows, longest + width), np.int64)
+        chain[:] = np.arange(-1, longest + width - 1)
         for row in np.flatnonzero(ahead):
-            tokens[row, : ahead[row]] = torch.tensor(self._pending[row])
-        tokens.scatter_(1, columns, requests.tokens.cpu())
-        return Fed(tokens, chain.scatter_(1, columns, parents), counts + ahead, ahead, width, lead)
+            tokens[row, : ahead[row]] = self._pending[row]
+        place = np.arange(rows)[:, None], ahead[:, None] + np.arange(width)
+        tokens[place], chain[place] = asked, parents
+        return Fed(torch.from_numpy(tokens), torch.from_numpy(chain), counts + ahead, ahead, width, lead)
 
     def root_pass(
         self, roots: Sequence[int], *, depth: int, lengths: Sequence[int], room: int | None
@@ -207,25 +208,20 @@ class RequestedNodes:
         self._begin()
         return paths
 
-    def _deepen(self, parents: Numbers, counts: Numbers) -> None:
-        """Note the depths of the nodes added last, with these `parents` `[rows, width]`."""
-        rows, width = parents.shape
-        row, new = np.arange(rows)[:, None], (self._requested - counts)[:, None] + np.arange(width)
-        below = (parents >= 0) & (np.arange(width) < counts[:, None])
-        self._depths[row, new] = depths = np.zeros((rows, width), dtype=np.int64)
-        # A request may hold a node and its child.
-        while True:
-            known, depths = depths, np.where(below, self._depths[row, np.maximum(parents, 0)] + 1, 0)
-            if (depths == known).all():
-                break
-            self._depths[row, new] = depths
-        self._deepest = np.maximum(self._deepest, depths.max(1, initial=0))
+    def _deepest(self) -> Numbers:
+        """Returns the depth of the deepest node of every row, `[rows]`; the root's is 0."""
+        nodes = np.arange(self._parents.shape[1]) < self._requested[:, None]
+        above = parents = np.where(nodes, self._parents, -1)
+        deepest = np.zeros(len(parents), np.int64)
+        while (below := above >= 0).any():
+            deepest += below.any(1)
+            above = np.where(below, np.take_along_axis(parents, np.maximum(above, 0), 1), -1)
+        return deepest
 
     def _reserve(self, nodes: int) -> None:
         if nodes > (have := self._tokens.shape[1]):
-            self._tokens, self._parents, self._depths = (
-                widened(numbers, max(nodes, 2 * have))
-                for numbers in (self._tokens, self._parents, self._depths)
+            self._tokens, self._parents = (
+                widened(numbers, max(nodes, 2 * have)) for numbers in (self._tokens, self._parents)
             )
 
 

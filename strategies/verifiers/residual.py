@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, float32, tensor
 
 from draftwood.kernels.tree_plan.arrays import DUST
-from draftwood.strategies.verifiers.vocabulary import Tokens, gathered, put, total
+from draftwood.strategies.verifiers.vocabulary import Tokens, gathered, put, total, weight_of
 
 
 class TriedLaw(Protocol):
@@ -51,7 +51,7 @@ class SiblingLaw(TriedLaw):
         return cls((left.double() / rest).to(left) if rest > 0 else left)
 
     def __getitem__(self, token: int) -> float:
-        return 0.0 if token in self.removed else float(self.weights[token]) / self.total
+        return 0.0 if token in self.removed else weight_of(self.weights, token) / self.total
 
     def rejected(self, left: Float[Tensor, " vocab"], scale: float) -> Float[Tensor, " vocab"]:
         after = left.sub(self.weights, alpha=scale / self.total)
@@ -93,7 +93,7 @@ class Residual:
 
     def chance(self, candidate: Candidate) -> float:
         """The allowance of the child that is tried."""
-        target_mass = float(self.weights[candidate.token]) / self.scale
+        target_mass = weight_of(self.weights, candidate.token) / self.scale
         if target_mass <= 0:
             return 0.0
         draft_mass = candidate.law[candidate.token]

@@ -125,8 +125,8 @@ def test_padding_draws_nothing_and_is_not_looked_at(kernel: bool, device: torch.
     noise = NodeStreams([CounterRandomness.seeded(1), CounterRandomness.seeded(2)]).take([1, 1])
     with kernels_enabled(kernel):
         twice = attrs.evolve(noise, keys=noise.keys.repeat(2, 1), made=noise.made.repeat(2, 1))
-        draws = ChildDraws(p.to(device), twice, [2, 1], at_once=3)
-        tokens, _ = draws.up_to(np.full((2, 2), 3), 3)
+        draws = ChildDraws(p.to(device), twice, np.array([[3, 3], [3, -1]]), most=3)
+        tokens = draws.tokens
     assert draws.left[1, 1] == 0
     assert (tokens[1, 1] == -1).all()
     assert (np.delete(tokens.reshape(4, 3), 3, 0) >= 0).all()
