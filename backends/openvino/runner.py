@@ -154,7 +154,9 @@ class OpenVinoRunner(Runner):
         sizes = LevelsSizes(rows, nodes, plan, tuple(widths), temperature)
 
         def new() -> LevelsCall:
-            return LevelsCall(one.function, sizes, dtype=self._model.dtype, weights=self._weights)
+            return LevelsCall(
+                one.function, sizes, vocab=self._vocab, dtype=self._model.dtype, weights=self._weights
+            )
 
         try:
             call = self._request(sizes, new)
