@@ -97,11 +97,22 @@ class Bound:
 class Request:
     """One request for passes of a shape."""
 
-    def __init__(self, one: Converted, shape: RequestShape, *, vocab: int, width: int) -> None:
-        """A request of `one`, whose logits are of `vocab` and whose features of `width` numbers a node."""
+    def __init__(
+        self,
+        one: Converted,
+        shape: RequestShape,
+        *,
+        vocab: int,
+        width: int,
+        former: Request | None = None,
+    ) -> None:
+        """A request of `one`, whose logits are of `vocab` and whose features of `width` numbers a node.
+
+        It takes over the request of a `former` one, which is not used again: to make one takes a while.
+        """
         self.shape, self._one = shape, one
         self._vocab, self._width = vocab, width
-        self._request = BoundRequest(one.compiled)
+        self._request = BoundRequest(one.compiled) if former is None else former._request
         rows, nodes, slots = shape.rows, shape.nodes, shape.slots
         function = one.function
         self.tokens = np.zeros((rows, nodes), np.int64)
