@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from operator import le
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.backends.nodes.buckets import Shape
@@ -67,7 +67,12 @@ class NumberMasks:
         for name, bits, first in zip(self.names, inputs.bits, inputs.first, strict=True):
             whole = bits is inputs.staged.bits
             if standing and whole and first is None:
-                held[name] = self._standing[name].of(inputs.staged.visible, text=base)
+                one, visible = self._standing[name], inputs.staged.visible
+                if not (base <= one.text and all(map(le, visible.shape, one.size))):
+                    one.make_room(visible.shape, text=base)
+                start, (rows, nodes, _) = one.text, visible.shape
+                one.bits[:rows, 0, :nodes, start : start + columns] = np.where(visible, 0, one.unseen)
+                held[name] = one.bits[:rows, :, :nodes, start - base : start + columns]
                 continue
             if room is None:
                 visible = np.empty((len(bits), 1, exact.nodes, base + columns), np.bool_)
@@ -102,31 +107,26 @@ class NumberMasks:
 
 
 class _StandingMask:
-    """Masks of nodes that see all of a text, as pieces of one array.
+    """An array of which masks are pieces, for nodes that see all of a text.
 
     Whatever the length of the text, its slots are 0 there, and only what nodes see of nodes is written. A
     mask is valid until the next one.
+
+    Attributes:
+        unseen: the bits of the number for a node that is not seen.
+        text: slots of a text, at most.
+        size: rows, nodes, and columns of nodes, at most.
+        bits: `[rows, 1, nodes, text + columns]`.
     """
 
     def __init__(self, unseen: Tensor) -> None:
-        """Masks that hold `unseen`, a number, where nodes do not see a node."""
-        bits = unseen.view(_INTEGERS[unseen.dtype.itemsize])
-        self._unseen = bits.numpy()
-        self._held, self._text = np.zeros((0, 1, 0, 0), self._unseen.dtype), 0
+        """No room for any mask; they will hold `unseen`, a number, where nodes do not see a node."""
+        self.unseen = unseen.view(_INTEGERS[unseen.dtype.itemsize]).numpy()
+        self.text, self.size = 0, (0, 0, 0)
+        self.bits = np.zeros((0, 1, 0, 0), self.unseen.dtype)
 
-    def of(self, visible: NDArray[np.bool_], *, text: int) -> NDArray[Any]:
-        """Returns the bits of the mask, `[rows, 1, nodes, text + columns]`.
-
-        Args:
-            visible: the columns that nodes see, `[rows, nodes, columns]`.
-            text: slots before the first column.
-        """
-        rows, nodes, columns = visible.shape
-        have, at = self._held.shape, self._text
-        if rows > have[0] or nodes > have[2] or columns > have[3] - at or text > at:
-            columns_had, self._text = have[3] - at, max(at, text + text // 2)
-            at = self._text
-            size = max(rows, have[0]), 1, max(nodes, have[2]), at + max(columns, columns_had)
-            self._held = np.zeros(size, self._unseen.dtype)
-        self._held[:rows, 0, :nodes, at : at + columns] = np.where(visible, 0, self._unseen)
-        return self._held[:rows, :, :nodes, at - text : at + columns]
+    def make_room(self, size: Sequence[int], *, text: int) -> None:
+        """Have room for so many rows, nodes and columns after a text, and for what there was room for."""
+        self.text = max(self.text, text + text // 2)
+        rows, nodes, columns = self.size = tuple(map(max, size, self.size))
+        self.bits = np.zeros((rows, 1, nodes, self.text + columns), self.unseen.dtype)
