@@ -13,6 +13,7 @@ from draftwood import Deterministic, WithoutReplacement
 from draftwood.testing import LawBroken, SamplerCase, measure_sampler, prove_sampler, sampler_models
 from draftwood.testing.diagnosis.intervals import UnseenChance
 from tests.framework import foreign_samplers as foreign
+from tests.framework.foreign_draws import systematic
 from tests.framework.foreign_samplers import residual
 
 F64 = torch.float64
@@ -155,6 +156,12 @@ def test_a_residual_divided_by_a_sum_of_0_is_a_fault_whose_size_is_told() -> Non
 
     with pytest.raises(LawBroken, match="The fault shows with probability"):
         prove_sampler(sampler, models=EQUAL)
+
+
+def test_a_place_after_the_last_token_by_rounding_is_no_coin_of_0() -> None:
+    with pytest.raises(LawBroken, match="does not exist") as caught:
+        prove_sampler(leviathan(systematic), models=PLAIN)
+    assert "a sum that is rounded up" in (caught.value.likely or "")
 
 
 def test_given_uniforms_a_quarter_of_the_calls_is_repeated() -> None:

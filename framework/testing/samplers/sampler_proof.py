@@ -299,6 +299,11 @@ def _likely(fault: str, worst: _Worst) -> str:
         return (
             "a residual that rounding left empty is divided by its sum of 0; fall back to the target there."
         )
+    if "does not exist" in fault and worst.error < 1e-6:
+        return (
+            "a uniform or a sum that is rounded up finds a place after the last token; keep the place within "
+            "the vocabulary."
+        )
     if fault.startswith("emits") and worst.error < 1e-6:
         return "it tests coin <= p, so that a coin of 0 accepts what has probability 0; test coin < p."
     return "" if worst.error < 1e-9 else likely_mistake(worst.evidence, 1e-6)
