@@ -128,5 +128,6 @@ class _StandingMask:
     def make_room(self, size: Sequence[int], *, text: int) -> None:
         """Have room for so many rows, nodes and columns after a text, and for what there was room for."""
         self.text = max(self.text, text + text // 2)
-        rows, nodes, columns = self.size = tuple(map(max, size, self.size))
+        rows, nodes, columns = map(max, size, self.size)
+        self.size = rows, nodes, columns
         self.bits = np.zeros((rows, 1, nodes, self.text + columns), self.unseen.dtype)

@@ -112,7 +112,7 @@ class Request:
         """
         self.shape, self._one = shape, one
         self._vocab, self._width = vocab, width
-        self._request = BoundRequest(one.compiled) if former is None else former._request
+        self._request: BoundRequest = BoundRequest(one.compiled) if former is None else former._request
         rows, nodes, slots = shape.rows, shape.nodes, shape.slots
         function = one.function
         self.tokens = np.zeros((rows, nodes), np.int64)

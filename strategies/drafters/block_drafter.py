@@ -132,7 +132,8 @@ class BlockDrafter(FeatureMarginals):
         return logits
 
     def _at_nodes(self, logits: Tensor, asked: AskedNodes) -> Tensor:
-        head, slots = self.head, self._slots
+        head: BlockHead = self.head
+        slots = self._slots
         if not head.corrects or slots is None:
             return head.over_target(logits)
         first = head.config.block_size - head.config.depths

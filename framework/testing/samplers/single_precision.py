@@ -23,7 +23,7 @@ class _Watch(TorchDispatchMode):
 
 def computes_in_float32(run: Callable[[], object]) -> bool:
     """Returns whether `run` makes a tensor of float32."""
-    watch = _Watch()
+    watch = _Watch()  # type: ignore[no-untyped-call]
     with watch:
         run()
     return watch.found
