@@ -167,8 +167,8 @@ def _heard(model: Any, chance: torch.Generator) -> Iterator[Inputs]:
         whole = torch.ones(2, length, dtype=torch.int64)
         for shape in (samples, samples[:, None]):
             yield {"input_values": shape, "padding_mask": whole, "sample": False}
-    samples = {"padding_mask": torch.ones(2, 64 * 160, dtype=torch.int64)}
-    yield begun_sound(model, chance, "input_features_mask") | samples
+    frames = begun_sound(model, chance, "input_features_mask")
+    yield frames | {"padding_mask": torch.ones(2, 64 * 160, dtype=torch.int64)}
 
 
 def begun_sound(model: Any, chance: torch.Generator, masked: str) -> Inputs:

@@ -363,8 +363,9 @@ def test_grouped_attention_equals_repeated_keys(queries: int, kv_heads: int, key
         mask = torch.where(mask, 0.0, torch.finfo(torch.float32).min)
     elif masked == "no":
         mask = None
-    repeated = [states.repeat_interleave(4 // kv_heads, 1) for states in (key, value)]
-    expected = scaled_dot_product_attention(query, *repeated, attn_mask=mask, scale=0.3).transpose(1, 2)
+    keys_of, values_of = (states.repeat_interleave(4 // kv_heads, 1) for states in (key, value))
+    expected = scaled_dot_product_attention(query, keys_of, values_of, attn_mask=mask, scale=0.3)
+    expected = expected.transpose(1, 2)
     module = torch.nn.Module()
     module.num_key_value_groups = 4 // kv_heads  # type: ignore[assignment]
     torch.testing.assert_close(grouped_sdpa(module, query, key, value, mask, scaling=0.3)[0], expected)

@@ -26,7 +26,7 @@ def at(token: int) -> Tensor:
 
 def chain(
     *,
-    test: Callable[[float, float], Any] = lambda t, d: coin() < t / d,
+    test: Callable[[Any, Any], Any] = lambda t, d: coin() < t / d,
     left: Callable[[Tensor, Tensor, int], Tensor] = lambda t, d, token: residual(t, d),
     last: Callable[[Tensor, Tensor, int], Tensor] = lambda targets, drafts, token: targets[-1],
 ) -> Callable[[SamplerCase], list[int]]:
