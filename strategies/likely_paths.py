@@ -82,13 +82,13 @@ def most_likely_tree(root: int, plan: LevelPlan, *, announced: bool = True) -> G
     paths, level = LikelyPaths(root), [0]
     best = [plan.threshold] * plan.budget  # the largest values so far, as a heap
     count = min(plan.budget, plan.candidates or plan.budget)
-    for _ in range(plan.depth):
+    for depth in range(1, plan.depth + 1):
         drawn = yield paths.tree.open(level, Deterministic, plan.branching, plan=plan if announced else None)
         # What the budget leaves out now leads to nothing that it would take in later.
         new = paths.extend(level, drawn, count=count, above=best[0])
         for node in new:
             heapq.heappushpop(best, paths.path_probs[node])
-        level = [node for node in new[: plan.width] if paths.path_probs[node] >= best[0]]
+        level = [node for node in new[: plan.useful(depth)] if paths.path_probs[node] >= best[0]]
         if not level:
             break
     return paths.finish(paths.best(plan.budget, above=plan.threshold))

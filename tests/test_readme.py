@@ -9,7 +9,7 @@ README = Path(__file__).parents[1] / "README.md"
 
 def test_every_python_block_runs(capsys):
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     scope: dict[str, Any] = {"__name__": "readme"}
     for block in blocks:
         exec(compile(block, str(README), "exec"), scope)

@@ -27,7 +27,7 @@ from draftwood.base.whole_files import check_writable, write_json
 from draftwood.methods.tuned_method import FORMAT, VERSION, TunedModel
 from draftwood.protocols import registry
 
-STRATEGIES, BUDGETS = ("leviathan", "dyspec"), (2, 4, 8, 16, 32)
+STRATEGIES, BUDGETS = ("leviathan", "dyspec"), (2, 4, 8, 15, 31)
 STREAMED = (8, 32, 64, 128, 256)
 """Budgets where weights are streamed: a pass over many nodes costs little more than one over few."""
 _FINALISTS = 2  # candidates in the contest: the cost model may well confuse two that are close
@@ -55,7 +55,7 @@ def tune(
     budget: Annotated[
         list[int] | None,
         typer.Option(
-            help="Nodes of a tree to try; repeatable; default: 2 to 32, with --offload 8 to 256.",
+            help="Nodes of a tree to try; repeatable; default: 2 to 31, with --offload 8 to 256.",
             show_default=False,
         ),
     ] = None,

@@ -62,11 +62,15 @@ def grouped_sdpa(
     Returns:
         `[batch, queries, heads, value_dim]` and None.
     """
-    heads, queries, kv_heads = query.shape[1], query.shape[2], key.shape[1]
+    queries, keys, on_cpu = query.shape[2], key.shape[2], query.device.type == "cpu"
+    group = query.shape[1] // key.shape[1]
+    long = on_cpu and BLOCK < queries <= keys
+    packed = group > 1 and (not on_cpu or group >= 4 or (queries <= 16 and keys >= 4096))
     # transformers itself copies nothing for a single query.
-    long = query.device.type == "cpu" and BLOCK < queries <= key.shape[2]
-    grouped = heads != kv_heads and queries > 1
-    served = (grouped or long) and attention_mask is not None and attention_mask.shape[1] == 1
+    grouped = group > 1 and (queries > 1 or (on_cpu and packed))
+    served = (grouped or long) and (
+        attention_mask.shape[1] == 1 if attention_mask is not None else queries == 1
+    )
     get = options.get
     if (
         not served
@@ -79,12 +83,12 @@ def grouped_sdpa(
         )
     if long:
         return blockwise_sdpa(query, key, value, attention_mask, scaling), None
-    if query.device.type == "cpu":
-        out = scaled_dot_product_attention(
-            query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True
-        )
-        return out.transpose(1, 2).contiguous(), None
-    return packed_sdpa(query, key, value, attention_mask, scaling), None
+    if packed:
+        return packed_sdpa(query, key, value, attention_mask, scaling), None
+    out = scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True
+    )
+    return out.transpose(1, 2).contiguous(), None
 
 
 def blockwise_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float | None) -> Tensor:
@@ -113,7 +117,10 @@ def blockwise_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling
 def packed_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float | None) -> Tensor:
     """Attends by SDPA with the heads of a group as more queries of one head.
 
-    For accelerators, where a mask together with `enable_gqa` would leave the fused kernels.
+    On accelerators a mask together with `enable_gqa` would leave the fused kernels. On a CPU SDPA reads the
+    keys of a group once for each of its heads; packed, once in all. With 2 cores and 5 queries, groups of 4
+    and 8 take half of the time in bfloat16, and 0.6 to 0.9 of it in float32. Groups of two gain where the
+    text is long, and lose a little where it is short.
     """
     batch, heads, queries, _ = query.shape
     kv_heads = key.shape[1]
@@ -122,7 +129,7 @@ def packed_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: f
         query.reshape(batch, kv_heads, group * queries, -1),
         key,
         value,
-        attn_mask=mask.repeat(1, 1, group, 1),
+        attn_mask=None if mask is None else mask.repeat(1, 1, group, 1),
         scale=scaling,
     )
     return out.reshape(batch, heads, queries, -1).transpose(1, 2).contiguous()

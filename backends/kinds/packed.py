@@ -17,7 +17,7 @@ from draftwood.backends.kinds.given_keys import given_keys
 from draftwood.backends.model.features import Pieces, Through
 from draftwood.backends.model.model_cache import empty_cache, written_part
 from draftwood.backends.model.prompt_check import check_behind
-from draftwood.backends.model.prompt_reading import inputs_of_one_pass, read_prompt
+from draftwood.backends.model.prompt_reading import inputs_of_one_pass, keeps_other_keys, read_prompt
 from draftwood.backends.nodes import validation
 from draftwood.backends.nodes.heavy_paths import in_heavy_paths
 from draftwood.backends.nodes.region import Accepted, Region
@@ -118,11 +118,7 @@ class PackedBackend(WindowedPasses):
             except InvalidInput as error:
                 if filled_cache(prompt.inputs) is not None:
                     raise
-                raise UnsupportedModel(
-                    f"After this prompt, {type(self.model).__name__} keeps a cache that draft trees cannot "
-                    "go on from, such as the keys of an image for its own layers; decode without "
-                    "custom_generate=."
-                ) from error
+                raise keeps_other_keys(type(self.model).__name__) from error
             if states is not None:
                 states.settle(states.joined(have, more))
             self._region = Region.empty(have + more)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from transformers import AutoConfig, DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
@@ -296,6 +297,11 @@ def _explained(name: str, error: Exception) -> DraftwoodError:
         return _too_large(name, error)
     if fault is not None and fault.kind == "disk":
         return InvalidInput(f"There is no room for what {name} needs ({reason[:160]}); name another folder.")
+    if "does not recognize this architecture" in text:
+        return UnsupportedModel(
+            f"The model in {name} is of a kind that transformers {transformers.__version__} does not know; "
+            "where it brings its own code give trust_remote_code=True, else update transformers."
+        )
     if "Unrecognized configuration class" in text:
         return UnsupportedModel(
             f"{name} is not a causal language model ({reason[:160]}); name a decoder-only one."

@@ -76,9 +76,13 @@ def checked(model: Any, *, by_mask: bool) -> StateBackend:
                 f"UnrolledBackend does not decode as {name} itself does ({worse}); load it with "
                 'attention="auto".'
             )
+        # The model's own forward may read text in both directions, which a loop lets it do.
+        sees = {*getattr(model, "input_modalities", ())} & {"image", "video", "audio"}
+        remedy = "use a causal language model with a KV cache"
+        if sees:
+            remedy = "give prompts to its generate(custom_generate=...), which reads them by its own forward"
         raise UnsupportedModel(
-            f"{name} cannot continue from its own cache as draftwood needs ({worse}); use a causal language "
-            "model with a KV cache."
+            f"{name} cannot continue from its own cache as draftwood needs ({worse}); {remedy}."
         )
     if reason is not None and first:
         log.warning(

@@ -162,10 +162,13 @@ def inputs_of_one_pass(read: PromptRead, *, name: str) -> RowInputs:
     """Returns what a pass over all rows is given after a prompt, with the sources of an encoder-decoder.
 
     Raises:
-        UnsupportedModel: the model of this name is given more of its source than tensors of every row.
+        UnsupportedModel: the model of this name is given more of its source than tensors of every row, or
+            is no encoder-decoder and its cache holds the keys of a source.
     """
     if not isinstance(read.cache, EncoderDecoderCache):
         return read.inputs
+    if "encoder_outputs" not in read.source:
+        raise keeps_other_keys(name)
     more = {key: value for key, value in read.source.items() if key != "encoder_outputs"}
     rows = len(read.seen)
     if odd := [key for key, one in more.items() if not isinstance(one, Tensor) or one.shape[:1] != (rows,)]:
@@ -176,6 +179,14 @@ def inputs_of_one_pass(read: PromptRead, *, name: str) -> RowInputs:
     layers: Any = read.cache.cross_attention_cache.layers
     source = Source(read.source["encoder_outputs"][0], [(layer.keys, layer.values) for layer in layers])
     return attrs.evolve(read.inputs, constants={**read.inputs.constants, **more}, source=source)
+
+
+def keeps_other_keys(name: str) -> UnsupportedModel:
+    """Returns the refusal of a model of this name, whose cache holds more than keys of the text."""
+    return UnsupportedModel(
+        f"After this prompt, {name} keeps a cache that draft trees cannot go on from, such as the keys of an "
+        "image for its own layers; decode without custom_generate=."
+    )
 
 
 def _source_inputs(step: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from draftwood.base.errors import InvalidInput
 
+_MASK = "attention_mask"
+"""Name of the mask over the source, of which 1 hides nothing."""
+
 
 @attrs.frozen(eq=False)
 class Source:
@@ -99,18 +102,22 @@ class RowInputs:
     def joined(self, more: RowInputs) -> RowInputs:
         """Returns the inputs of these rows, followed by `more`.
 
+        Rows without a mask over their sources, of one length with those that have one, get a mask that hides
+        nothing.
+
         Raises:
-            InvalidInput: only some of the rows have constants, which one pass cannot give.
+            InvalidInput: only some of the rows have other constants, which one pass cannot give.
         """
-        if self.constants.keys() != more.constants.keys():
-            names = ", ".join(sorted(self.constants.keys() | more.constants.keys()))
+        have, new = self._masked_as(more), more._masked_as(self)
+        if have.keys() != new.keys():
+            names = ", ".join(sorted(have.keys() | new.keys()))
             raise InvalidInput(
                 f"Some rows are read with {names} and others without, which one pass cannot do; write them "
                 "in separate calls."
             )
         axes = max(self.shift.shape[:-1], more.shift.shape[:-1], key=len)
         shifts = [np.broadcast_to(one.shift, (*axes, one.shift.shape[-1])) for one in (self, more)]
-        constants = {name: torch.cat([value, more.constants[name]]) for name, value in self.constants.items()}
+        constants = {name: torch.cat([value, new[name]]) for name, value in have.items()}
         hidden = [
             columns
             for one in (self, more)
@@ -118,6 +125,13 @@ class RowInputs:
         ]
         source = self.source and more.source and self.source.joined(more.source)
         return RowInputs(np.concatenate(shifts, -1), constants, _if_any(hidden), source)
+
+    def _masked_as(self, other: RowInputs) -> Mapping[str, Tensor]:
+        """Returns the constants of these rows, with a mask over their sources where only `other` has one."""
+        mask = other.constants.get(_MASK)
+        if mask is None or _MASK in self.constants:
+            return self.constants
+        return {**self.constants, _MASK: mask.new_ones(self.shift.shape[-1], *mask.shape[1:])}
 
     def positions(self, depths: NDArray[np.int64]) -> NDArray[np.int64]:
         """Positions `[*axes, rows, nodes]` of nodes that have so many tokens before them, `[rows, nodes]`."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from draftwood.backends.model.features import Features
 from draftwood.backends.model.model_pass import ModelPass
 from draftwood.backends.openvino import kept_models
+from draftwood.backends.openvino.bound_request import Compiled
 from draftwood.backends.openvino.function import PassFunction
 from draftwood.backends.openvino.graph_changes import fold_numbers, in_float32, keep_mlps_apart
 from draftwood.base.errors import DraftwoodError, InvalidInput, UnsupportedModel
@@ -63,14 +64,14 @@ class Converted:
     Attributes:
         function: that it was converted from.
         example: of its inputs.
-        compiled: OpenVINO's, with dynamic rows, nodes, slots and wanted nodes.
+        compiled: OpenVINO's, with any number of rows, nodes, slots and wanted nodes.
         dtype: of its logits and features.
         width: numbers of a node's features; 0 where none are read.
     """
 
     function: PassFunction
     example: tuple[Tensor, ...]
-    compiled: Any
+    compiled: Compiled
     dtype: torch.dtype
     width: int = 0
 
@@ -167,7 +168,7 @@ def compiled(
     dtype: torch.dtype,
     weights: Weights | None = None,
     check: Callable[[Any], str | None] = lambda _: None,
-) -> Any:
+) -> Compiled:
     """Returns OpenVINO's form of `function`, as it was kept from an earlier conversion, or else converted.
 
     Args:
@@ -192,21 +193,21 @@ def compiled(
         key = kept_models.key_of([content, inputs, sizes, weights])
         if (model := kept_models.read(core, key)) is not None:
             found = _compiled(core, model, dtype=dtype, weights=weights)
-            if check(found) is None:
+            if check(found.form) is None:
                 return found
             kept_models.forget(key)
     model = _converted(function, example, weights)
     model.reshape(sizes)
     found = _compiled(core, model, dtype=dtype, weights=weights)
-    if (wrong := check(found)) is not None:
+    if (wrong := check(found.form)) is not None:
         raise UnsupportedModel(wrong)
     if key is not None:
         kept_models.write(model, key)
     return found
 
 
-def _compiled(core: Any, model: Any, *, dtype: torch.dtype, weights: Weights | None) -> Any:
-    """OpenVINO's compiled form of `model`, for as many threads as torch has now."""
+def _compiled(core: Any, model: Any, *, dtype: torch.dtype, weights: Weights | None) -> Compiled:
+    """OpenVINO's compiled forms of `model`, for as many threads as torch has now."""
     threads = torch.get_num_threads()
     if threads == 1 and dtype == torch.bfloat16:
         model = model.clone()
@@ -218,7 +219,7 @@ def _compiled(core: Any, model: Any, *, dtype: torch.dtype, weights: Weights | N
         "INFERENCE_PRECISION_HINT": "bf16" if dtype == torch.bfloat16 else "f32",
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": _rounded_together(weights, dtype),
     }
-    return core.compile_model(model, "CPU", options)
+    return Compiled(model, partial(core.compile_model, device_name="CPU", config=options))
 
 
 def _rounded_together(weights: Weights | None, dtype: torch.dtype) -> int:

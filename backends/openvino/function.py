@@ -61,6 +61,11 @@ class Past:
         left = iter(buffers)
         return [None if pair is None else (next(left), next(left)) for pair in self.layers]
 
+    def added(self, kind: BufferKind, *, rows: int, nodes: int) -> Tensor:
+        """Returns zeros where a pass can leave what it adds to the arena of `kind`."""
+        buffers = self.buffers.count(kind)
+        return torch.zeros(buffers, rows, kind.heads, nodes, kind.dim, dtype=kind.dtype)
+
     def stacked(self, added: Sequence[Pair]) -> list[Tensor]:
         """Returns `added` keys and values `[rows, kv_heads, nodes, head_dim]` as the arenas hold them."""
         tensors = [tensor for pair in added for tensor in pair]

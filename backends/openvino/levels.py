@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import attrs
@@ -12,10 +13,14 @@ from torch import Tensor
 
 from draftwood.backends.nodes.pass_inputs import PassInputs
 from draftwood.backends.nodes.region import Ints
-from draftwood.backends.openvino.conversion import Weights, as_engine, as_torch, compiled
+from draftwood.backends.openvino.bound_request import BoundRequest
+from draftwood.backends.openvino.conversion import Weights, as_engine, compiled
 from draftwood.backends.openvino.function import UNSEEN, PassFunction
-from draftwood.backends.openvino.requests import SLOTS, Bound, as_numpy, see
+from draftwood.backends.openvino.requests import SLOTS, Bound, as_numpy, see, see_text
 from draftwood.trees.level_plan import GrowingLevels, LevelPlan
+
+REQUESTS = 4
+"""Requests of a call that are kept, each for buffers of other sizes."""
 
 
 @attrs.frozen
@@ -50,8 +55,8 @@ class LevelsFunction(torch.nn.Module):
     and one of the text `[rows, below, slots]` for the levels; then rotations, at all these positions, and
     past keys and values, as in `PassFunction`.
 
-    It gives the tokens, parents and values of all candidates, `[rows, levels, candidates]` each, and for
-    every arena the keys and values of all nodes, level by level.
+    It gives the tokens, parents and values of all candidates as `GrowingLevels.packed`, and for every arena
+    the keys and values of all nodes, level by level.
     """
 
     def __init__(self, function: PassFunction, sizes: LevelsSizes) -> None:
@@ -90,7 +95,7 @@ class LevelsFunction(torch.nn.Module):
                 before=added,
             )
             grown.take(self._distributions(found[0]))
-        return *grown.apart(), *function.past.stacked(added)
+        return grown.packed(torch.float32), *function.past.stacked(added)
 
     def content(self) -> str | None:
         """Returns what tells the function from every other one; None where that is not known."""
@@ -117,6 +122,21 @@ class Arrays:
         return [self.tokens, self.positions, *self.masks, *self.texts, *self.rotations]
 
 
+@attrs.define(eq=False)
+class Reading:
+    """A request over buffers of some slots.
+
+    Attributes:
+        held: its inputs that are filled anew every time.
+        request: that reads them.
+        bound: the buffers that it reads.
+    """
+
+    held: Arrays
+    request: BoundRequest
+    bound: Bound | None = None
+
+
 class LevelsCall:
     """The compiled call of some sizes, for buffers of any number of slots."""
 
@@ -125,10 +145,11 @@ class LevelsCall:
         function: PassFunction,
         sizes: LevelsSizes,
         *,
+        vocab: int,
         dtype: torch.dtype,
         weights: Weights | None = None,
     ) -> None:
-        """Convert and compile the call, in arithmetic of `dtype`, with weights of these bits."""
+        """Convert and compile the call, for logits of `vocab`, in arithmetic of `dtype`."""
         self.sizes, self._function = sizes, function
         held = self._arrays(SLOTS)
         inputs = [torch.from_numpy(array) for array in held.all()]
@@ -144,9 +165,14 @@ class LevelsCall:
             shapes[place][2] = -1
         one = LevelsFunction(function, sizes).eval()
         self._compiled = compiled(one, example, sizes=shapes, dtype=dtype, weights=weights)
-        self._held: Arrays | None = None
-        self._bound: Bound | None = None
-        self._request: Any = None
+        most = max(sizes.plan.count(width, vocab) for width in sizes.widths)
+        self._found = torch.zeros(sizes.rows, len(sizes.widths), most, 3)
+        self._added = [
+            function.past.added(kind, rows=sizes.rows, nodes=sizes.nodes + sum(sizes.widths[1:]))
+            for kind in function.past.arenas
+        ]
+        self._written = [as_numpy(tensor) for tensor in self._added]
+        self._requests: OrderedDict[int, Reading] = OrderedDict()
 
     def _arrays(self, slots: int) -> Arrays:
         rows, nodes, below = self.sizes.rows, self.sizes.nodes, self.sizes.below
@@ -159,18 +185,25 @@ class LevelsCall:
             [np.zeros(table.shape(rows, nodes + below), np.float32) for table in tables],
         )
 
-    def _for(self, bound: Bound) -> Arrays:
-        """The inputs of a request that reads these buffers."""
-        if self._held is None or self._bound is not bound:
-            # A request keeps what it knows of its last shape.
-            self._held, self._request = self._arrays(bound.slots), self._compiled.create_infer_request()
-            inputs = self._held.all()
-            for place, array in enumerate(inputs):
-                self._request.set_input_tensor(place, as_engine(torch.from_numpy(array)))
-            for place, buffer in enumerate(bound.buffers, len(inputs)):
-                self._request.set_input_tensor(place, buffer)
-            self._bound = bound
-        return self._held
+    def _for(self, bound: Bound) -> Reading:
+        """The request that reads these buffers, and its inputs."""
+        reading = self._requests.get(bound.slots)
+        if reading is None:
+            if len(self._requests) >= REQUESTS:
+                self._requests.popitem(last=False)
+            # A request keeps what it knows of its last shape, so there is one for each.
+            held, request = self._arrays(bound.slots), BoundRequest(self._compiled)
+            for place, array in enumerate(held.all()):
+                request.read(place, as_engine(torch.from_numpy(array)))
+            for place, tensor in enumerate((self._found, *self._added)):
+                request.write(place, as_engine(tensor))
+            reading = self._requests[bound.slots] = Reading(held, request)
+        if reading.bound is not bound:
+            for place, buffer in enumerate(bound.buffers, len(reading.held.all())):
+                reading.request.read(place, buffer)
+            reading.bound = bound
+        self._requests.move_to_end(bound.slots)
+        return reading
 
     def run(
         self,
@@ -183,6 +216,8 @@ class LevelsCall:
     ) -> Tensor:
         """Returns what `GrowingLevels.packed` gives, and writes the keys of all nodes into their slots.
 
+        What it returns lasts until the next call.
+
         Args:
             inputs: of the first pass.
             bound: the buffers.
@@ -190,28 +225,21 @@ class LevelsCall:
             first: by kind, the first slot of the text that a level sees, of the same shape; None: all.
             longest: where the model's context ends, if it does.
         """
-        held, (rows, real) = self._for(bound), inputs.tokens.shape
+        reading, (rows, real) = self._for(bound), inputs.tokens.shape
+        held = reading.held
         nodes, slots = self.sizes.nodes, bound.slots
         padding = nodes - real
         held.tokens[:rows, padding:] = inputs.tokens.numpy()
         held.positions[:rows, padding:nodes] = inputs.positions
         held.positions[:rows, nodes:] = positions[:, 1:]
-        text = np.arange(slots)
-        for kind, mask, level_text in zip(self._function.kinds, held.masks, held.texts, strict=True):
+        for kind, mask, text in zip(self._function.kinds, held.masks, held.texts, strict=True):
             see(mask[:rows, 0], inputs, kind, slots=slots, padding=padding)
-            visible = text < inputs.lengths[:, None, None]
-            if (begins := first[kind]) is not None:
-                visible = visible & (text >= begins[:, 1:, None])
-            level_text[:rows] = np.where(visible, np.float32(0), np.float32(UNSEEN))
+            begins = first[kind]
+            see_text(text[:rows], inputs, None if begins is None else begins[:, 1:])
         for table, rotation in zip(self._function.rotations.tables, held.rotations, strict=True):
-            rotation[...] = table.at(held.positions, longest=longest)
-        request = self._request
-        request.infer()
-        columns = real + sum(self.sizes.widths[1:])
-        for place, arena in enumerate(bound.arenas, 3):
-            added = as_numpy(
-                as_torch(request.get_output_tensor(place), self._function.past.arenas[place - 3].dtype)
-            )
-            arena[:, :rows, :, inputs.start : inputs.start + columns] = added[:, :rows, :, padding:]
-        parts = [request.get_output_tensor(place).data[:rows] for place in range(3)]
-        return torch.from_numpy(np.stack(parts, -1).astype(np.float64))
+            table.write(held.positions, rotation, longest=longest)
+        reading.request.run()
+        start, columns = inputs.start, nodes + sum(self.sizes.widths[1:])
+        for arena, added in zip(bound.arenas, self._written, strict=True):
+            arena[:, :rows, :, start : start + columns - padding] = added[:, :rows, :, padding:]
+        return self._found[:rows]

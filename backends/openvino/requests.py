@@ -17,7 +17,8 @@ from torch import Tensor
 
 from draftwood.backends.attention.kv import RowCache, RowLayer
 from draftwood.backends.nodes.pass_inputs import PassInputs
-from draftwood.backends.nodes.region import unpacked
+from draftwood.backends.nodes.region import Ints, unpacked
+from draftwood.backends.openvino.bound_request import BoundRequest
 from draftwood.backends.openvino.conversion import Converted, as_engine
 from draftwood.backends.openvino.function import UNSEEN
 
@@ -96,11 +97,22 @@ class Bound:
 class Request:
     """One request for passes of a shape."""
 
-    def __init__(self, one: Converted, shape: RequestShape, *, vocab: int, width: int) -> None:
-        """A request of `one`, whose logits are of `vocab` and whose features of `width` numbers a node."""
+    def __init__(
+        self,
+        one: Converted,
+        shape: RequestShape,
+        *,
+        vocab: int,
+        width: int,
+        former: Request | None = None,
+    ) -> None:
+        """A request of `one`, whose logits are of `vocab` and whose features of `width` numbers a node.
+
+        It takes over the request of a `former` one, which is not used again: to make one takes a while.
+        """
         self.shape, self._one = shape, one
         self._vocab, self._width = vocab, width
-        self._request = one.compiled.create_infer_request()
+        self._request = BoundRequest(one.compiled) if former is None else former._request
         rows, nodes, slots = shape.rows, shape.nodes, shape.slots
         function = one.function
         self.tokens = np.zeros((rows, nodes), np.int64)
@@ -111,16 +123,15 @@ class Request:
         self.rotations = [np.zeros(table.shape(rows, nodes), np.float32) for table in tables]
         inputs = [self.tokens, self.positions, self.wanted, *self.masks, *self.rotations]
         for place, array in enumerate(inputs):
-            self._request.set_input_tensor(place, as_engine(torch.from_numpy(array)))
+            self._request.read(place, as_engine(torch.from_numpy(array)))
         self._past = len(inputs)
         self._bound: Bound | None = None
         self._nodes = -1  # as many as the padding of the last pass left
         self.added = []
         first = 2 if function.reads_features else 1
         for place, kind in enumerate(function.past.arenas):
-            buffers = function.past.buffers.count(kind)
-            tensor = torch.zeros(buffers, rows, kind.heads, nodes, kind.dim, dtype=kind.dtype)
-            self._request.set_output_tensor(first + place, as_engine(tensor))
+            tensor = function.past.added(kind, rows=rows, nodes=nodes)
+            self._request.write(first + place, as_engine(tensor))
             self.added.append(as_numpy(tensor))
 
     def fill(self, inputs: PassInputs, *, longest: int | None) -> None:
@@ -139,7 +150,7 @@ class Request:
         for kind, mask in zip(function.kinds, self.masks, strict=True):
             see(mask[:, 0, :nodes], inputs, kind, slots=slots)
         for table, held in zip(function.rotations.tables, self.rotations, strict=True):
-            held[...] = table.at(self.positions, longest=longest)
+            table.write(self.positions, held, longest=longest)
 
     def run(self, bound: Bound, wanted: Sequence[int] | None = None) -> tuple[Tensor, Tensor | None]:
         """Run the pass over these buffers: logits `[rows, wanted, vocab]`, and features, if they are read.
@@ -151,18 +162,18 @@ class Request:
         request, shape, dtype = self._request, self.shape, self._one.dtype
         if self._bound is not bound:
             for place, buffer in enumerate(bound.buffers if shape.slots else bound.none, self._past):
-                request.set_input_tensor(place, buffer)
+                request.read(place, buffer)
             self._bound = bound
         if wanted is not None:
             self.wanted[:] = wanted
         # New memory in each call, since the caller may keep the outputs.
         logits = torch.empty(shape.rows, shape.wanted, self._vocab, dtype=dtype)
-        request.set_output_tensor(0, as_engine(logits))
+        request.write(0, as_engine(logits))
         features = None
         if self._one.function.reads_features:
             features = torch.empty(shape.rows, shape.nodes, self._width, dtype=dtype)
-            request.set_output_tensor(1, as_engine(features))
-        request.infer()
+            request.write(1, as_engine(features))
+        request.run()
         return logits, features
 
     def keep(self, bound: Bound, *, start: int, stop: int) -> None:
@@ -188,14 +199,7 @@ def see(mask: NDArray[np.float32], inputs: PassInputs, kind: str, *, slots: int,
     seen = inputs.staged.visible if whole else unpacked(bits, inputs.shape.columns)
     nodes = seen.shape[1]
     real = mask[:, padding:]
-    if inputs.ragged or first is not None:
-        text = np.arange(base)
-        visible = text < inputs.lengths[:, None, None]
-        if first is not None:
-            visible = visible & (text >= first[:, :, None])
-        real[..., :base] = np.where(visible, np.float32(0), np.float32(UNSEEN))
-    else:
-        real[..., :base] = 0.0
+    see_text(real[..., :base], inputs, first)
     columns = np.where(seen, np.float32(0), np.float32(UNSEEN))
     real[..., base : base + old] = columns[..., :old]
     real[..., base + old :] = UNSEEN
@@ -205,6 +209,25 @@ def see(mask: NDArray[np.float32], inputs: PassInputs, kind: str, *, slots: int,
         mask[:, :padding] = UNSEEN
         own = np.arange(padding)
         mask[:, own, slots + own] = 0.0
+
+
+def see_text(mask: NDArray[np.float32], inputs: PassInputs, first: Ints | None) -> None:
+    """Write which slots of the text nodes see, as `see` does.
+
+    Args:
+        mask: `[rows, nodes, slots]`, changed in place.
+        inputs: of the pass.
+        first: the first slot that a node sees, `[rows, nodes]`; None: all.
+    """
+    if inputs.ragged or first is not None:
+        text = np.arange(mask.shape[2])
+        visible = text < inputs.lengths[:, None, None]
+        if first is not None:
+            visible = visible & (text >= first[:, :, None])
+        mask[...] = np.where(visible, np.float32(0), np.float32(UNSEEN))
+    else:
+        mask[..., : inputs.base] = 0.0
+        mask[..., inputs.base :] = UNSEEN
 
 
 def as_numpy(tensor: Tensor) -> NDArray[Any]:

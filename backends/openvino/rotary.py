@@ -56,11 +56,18 @@ class Table:
             positions: below `longest`.
             longest: where the model's context ends, if it does.
         """
+        found = np.empty(self.shape(*positions.shape), np.float32)
+        self.write(positions, found, longest=longest)
+        return found
+
+    def write(self, positions: Ints, to: NDArray[np.float32], *, longest: int | None) -> None:
+        """Write what `at` returns into `to`."""
         most = int(positions.max()) + 1
         if self._held is None or self._held.shape[1] < most:
             size = max(FIRST, 1 << (most - 1).bit_length())
             self._held = self._made(size if longest is None else max(min(size, longest), most))
-        return self._held.take(positions, 1)
+        # All positions are in the table; to look for others numpy would copy what it has found.
+        self._held.take(positions, 1, out=to, mode="clip")
 
     def _made(self, positions: int) -> NDArray[np.float32]:
         with torch.no_grad():

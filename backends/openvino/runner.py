@@ -154,7 +154,9 @@ class OpenVinoRunner(Runner):
         sizes = LevelsSizes(rows, nodes, plan, tuple(widths), temperature)
 
         def new() -> LevelsCall:
-            return LevelsCall(one.function, sizes, dtype=self._model.dtype, weights=self._weights)
+            return LevelsCall(
+                one.function, sizes, vocab=self._vocab, dtype=self._model.dtype, weights=self._weights
+            )
 
         try:
             call = self._request(sizes, new)
@@ -215,11 +217,11 @@ class OpenVinoRunner(Runner):
         cache.write(inputs.above, inputs.above + inputs.shape.rows, start=inputs.start, stop=stop)
         return self._bound
 
-    def _reading_request(self, shape: RequestShape, new: Callable[[], Request]) -> Request:
+    def _reading_request(self, shape: RequestShape, new: Callable[..., Request]) -> Request:
         """The request for a prompt. Only the last one is kept: they are large, and lengths seldom repeat."""
         if self._reading is None or self._reading.shape != shape:
-            self._reading = None  # its memory goes before there is another
-            self._reading = new()
+            former, self._reading = self._reading, None
+            self._reading = new(former=former)
         return self._reading
 
     def _request(self, shape: Any, new: Callable[[], Any]) -> Any:

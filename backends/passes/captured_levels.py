@@ -50,7 +50,7 @@ def widths_that_pay(
         widths = tuple(
             min(width, _expected(plan, level), CPU_NODES // rows) for level, width in enumerate(widths)
         )
-    fits = layers * plan.depth <= LAYERS and nodes + sum(widths) <= COLUMNS
+    fits = layers * len(widths) <= LAYERS and nodes + sum(widths) <= COLUMNS
     return widths if fits else None
 
 

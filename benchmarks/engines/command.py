@@ -56,7 +56,7 @@ def engines(
     recipe: Annotated[str, typer.Option(help="How trees are grown.")] = "opt-tree",
     budgets: Annotated[
         str, typer.Option(help="Nodes of the trees, excluding the root; 0: one token per pass.")
-    ] = "0,4,8",
+    ] = "0,4,8,15",
     depth: Annotated[int, typer.Option(help="Levels of the trees, and calls of the draft.", min=1)] = 6,
     tokens: Annotated[int, typer.Option(help="Tokens written after every prompt.", min=2)] = 64,
     prompts: Annotated[int, typer.Option(help="Prompts per domain.", min=1)] = 4,

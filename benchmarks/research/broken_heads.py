@@ -27,16 +27,18 @@ from draftwood.strategies.drafters.medusa import Heads, save_heads
 from draftwood.strategies.heads.eagle3 import Eagle3Head
 from draftwood.strategies.heads.peagle import PEagleConfig, PEagleHead, save_peagle
 from draftwood.zoo.distil.rows import Rows, continued
+from draftwood.zoo.heads.agreement import guesses_of_text
 from draftwood.zoo.heads.blocks import new_block_config
 from draftwood.zoo.heads.floors import floors_of
 from draftwood.zoo.heads.known_text import known_text
-from draftwood.zoo.heads.loading import load_for
+from draftwood.zoo.heads.loading import CheckedHead, depths_of, load_for
 from draftwood.zoo.heads.parts import added_by_parts
-from draftwood.zoo.heads.settings import compared, judged, mean_and_error
+from draftwood.zoo.heads.settings import compared, mean_and_error
 from draftwood.zoo.heads.verdict import verdict_of
 from draftwood.zoo.medusa import new_heads
 
-_AS_GOOD, _NATS = 0.02, 0.05  # of tokens, and nats a token, within which a change has broken nothing
+_AS_GOOD = 0.03  # of what is accepted, within which a change has broken nothing
+_BY_CHANCE, _ERRORS = 0.1, 2.0  # likewise where it is within these standard errors, from text to text
 
 
 class Kind(StrEnum):
@@ -62,12 +64,16 @@ def broken_heads(
     prompts: Annotated[int, typer.Option(help="Prompts of the check.", min=2)] = 8,
     tokens: Annotated[int, typer.Option(help="Tokens after each prompt.", min=8)] = 32,
     depths: Annotated[int, typer.Option(help="Drafted tokens that are compared.", min=1)] = 4,
-    only: Annotated[str, typer.Option(help="Only the ways whose names hold this.")] = "",
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only the ways whose names hold this; repeatable.")
+    ] = None,
     sentences: Annotated[bool, typer.Option("--sentences", help="Print every verdict in full.")] = False,
 ) -> None:
     """Break heads in every way that applies, and print what `check-head` says of each.
 
-    A change after which the head guesses as well as before has broken nothing, and is counted apart.
+    For each, the tokens that a chain of the head's drafts gains per round at temperature 0, and the chance
+    that a draft is accepted at temperature 1. Where neither falls by 3 %, or the first by less than two
+    standard errors and 10 %, the change has broken nothing, and is counted apart.
 
     \b
     Examples:
@@ -83,17 +89,17 @@ def broken_heads(
                 one, Path(folder) / "right", texts(ZOO.get(one, ("llama-7m", ""))[0], prompts, tokens)
             )
             right = check.of(check.right, depths)
-            typer.echo(
-                f"{one}: unchanged: {right.grade}, {right.first:.3f} of first tokens: {right.sentence}"
-            )
+            typer.echo(f"{one}: unchanged: {right.grade}, {right.figures}: {right.sentence}")
             found = []
             for name, fault in check.faults():
-                if only not in name or (broken := check.broken(fault)) is None:
+                if only and not any(part in name for part in only):
+                    continue
+                if (broken := check.broken(fault)) is None:
                     continue
                 result = check.of(broken, depths)
                 found.append(result.compared_with(right))
                 typer.echo(
-                    f"  {name:42} {found[-1]:9} {result.first:.3f} {result.second:.3f} "
+                    f"  {name:42} {found[-1]:9} {result.figures} "
                     f"{result.sentence if sentences else result.sentence[:90]}"
                 )
             told, weak, good = (
@@ -106,37 +112,40 @@ def broken_heads(
             )
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen
 class Result:
-    """The verdict of `check-head` on a head, and how likely it finds the target's tokens in each text."""
+    """The verdict of `check-head` on a head, and what of its drafts is accepted.
+
+    Attributes:
+        grade: of the verdict, or "refused".
+        sentence: of the verdict, or the refusal.
+        gained: tokens of a chain that are accepted per round at temperature 0, by text; None of a refused
+            head.
+        accepted: chance that a drafted token is accepted at temperature 1, mean of all depths.
+    """
 
     grade: str
     sentence: str
-    right: Tensor | None = None
-    likely: Tensor | None = None
-    by_depth: tuple[float, ...] = ()
+    gained: Tensor | None = None
+    accepted: float = 0.0
 
     @property
-    def first(self) -> float:
-        return self.by_depth[0] if self.by_depth else 0.0
-
-    @property
-    def second(self) -> float:
-        return self.by_depth[1] if len(self.by_depth) > 1 else 0.0
+    def figures(self) -> str:
+        return (
+            "           " if self.gained is None else f"{float(self.gained.mean()):.3f} {self.accepted:.3f}"
+        )
 
     def compared_with(self, unchanged: Result) -> str:
         """Returns the result in a word, given the result of the head before the change."""
-        if self.likely is None or self.right is None:
+        if self.gained is None or unchanged.gained is None:
             return "refused"
         if self.grade == "broken":
             return "broken"
-        assert unchanged.likely is not None
-        assert unchanged.right is not None
-        lost, nats = (
-            float(mean_and_error(before - after)[0])
-            for before, after in ((unchanged.right, self.right), (unchanged.likely, self.likely))
-        )
-        return "as good" if lost < _AS_GOOD and nats < _NATS else f"{self.grade}!"
+        lost, error = (float(one) for one in mean_and_error(unchanged.gained - self.gained))
+        before = float(unchanged.gained.mean())
+        kept = self.accepted > (1 - _AS_GOOD) * unchanged.accepted
+        by_chance = lost < _ERRORS * error and lost < _BY_CHANCE * before
+        return "as good" if kept and (lost < _AS_GOOD * before or by_chance) else f"{self.grade}!"
 
 
 @attrs.define(eq=False, init=False)
@@ -188,14 +197,30 @@ class Check:
         except DraftwoodError as error:
             return Result("refused", str(error))
         verdict = verdict_of(self.model, head, self.texts, found, floors_of(self.texts), added)
-        taps = head.taps_in(int(self.model.config.num_hidden_layers))
-        read = [known_text(self.model, rows.tokens, taps) for rows in self.texts]
-        with torch.no_grad():
-            right, likely, total = judged(self.model, head, self.texts, read, depths=len(found[0].by_depth))
-        each = total.sum(1).clamp(min=1)
-        return Result(
-            verdict.grade, verdict.sentence, right.sum(1) / each, likely.sum(1) / each, found[0].by_depth
-        )
+        return Result(verdict.grade, verdict.sentence, *accepted_of(self.model, head, self.texts, depths))
+
+
+@torch.no_grad()
+def accepted_of(model: Any, head: CheckedHead, texts: list[Rows], depths: int) -> tuple[Tensor, float]:
+    """Returns the tokens that a chain gains per round at temperature 0, by text, and `Result.accepted`.
+
+    A round is counted from every place of the texts that has room for the chain.
+    """
+    depths = depths_of(head, depths)
+    taps = head.taps_in(int(model.config.num_hidden_layers))
+    gained, chances = [], []
+    for rows in texts:
+        text = known_text(model, rows.tokens, taps)
+        theirs = text.logits[:, max(rows.prompt - 2, 0) :].float().softmax(-1)
+        right: list[Tensor] = []
+        for guess, following, _ in guesses_of_text(model, head, rows, text, depths=depths):
+            right.append((guess.argmax(-1) == following).double())
+            chances.append(torch.minimum(theirs, guess.softmax(-1)).sum(-1).mean())
+        # A draft that begins at a place has its next token at the next one.
+        starts = right[0].shape[1] - depths + 1
+        chain = torch.stack([one[:, depth : depth + starts] for depth, one in enumerate(right)])
+        gained.append(chain.cumprod(0).sum(0).mean())
+    return torch.stack(gained), float(torch.stack(chances).mean())
 
 
 @cache

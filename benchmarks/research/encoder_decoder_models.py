@@ -11,7 +11,8 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from benchmarks.research.families_models import VOCAB, build
-from benchmarks.research.pictured_models import FORMS, pictured_prompt, with_placeholders
+from benchmarks.research.pictured_forms import FORMS
+from benchmarks.research.pictured_models import pictured_prompt, with_placeholders
 
 Inputs = dict[str, Any]
 
@@ -35,6 +36,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "vision-encoder-decoder": {"decoder": _READS},
     "speech-encoder-decoder": {"decoder": _READS},
     "prophetnet": {"pad_token_id": 0},
+    "t5gemma2": {"encoder": {"text_config": {"more": {"hidden_size": 64, "vocab_size": VOCAB}}}},
     "moonshine_streaming": {"more": {"num_key_value_heads": 4}},
 }
 """Further options that a family needs."""

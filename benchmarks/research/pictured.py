@@ -32,6 +32,20 @@ NEW, REACH = 12, 32
 """Tokens that are written after each prompt, and where windows and switches are."""
 
 
+OUTSIDE = {
+    "pi0": "It gives actions of a robot, and has no generate().",
+    "diffusion_gemma": "It writes by diffusion, many tokens at once, and not token by token.",
+    "evolla": "It reads proteins.",
+    "mistral4": "Its class, Mistral4ForCausalLM, reads text only.",
+    "qwen2_5_omni": "Its generate() gives text to its thinker to write, which is qwen2_5_omni_thinker.",
+    "qwen3_omni_moe": "Its generate() gives text to its thinker to write, which is qwen3_omni_moe_thinker.",
+}
+"""Families that are listed with these and read neither images nor sound, or write no text, and why."""
+
+_OWN_ENDS = ("BlipForConditionalGeneration",)
+"""Classes whose own `generate()` says itself where texts end."""
+
+
 @attrs.frozen
 class PicturedFinding:
     """One line of the table.
@@ -41,7 +55,7 @@ class PicturedFinding:
         model: the class; empty where it could not be built.
         result: "served", "refused", "differs", "not built" or "not finished"; "no prompt": the model makes
             features of no form of images or sound that is tried; "not read": `generate()` itself refuses
-            the prompt.
+            the prompt; "outside": the class reads neither images nor sound, or writes no text token by token.
         backend: the class of the backend.
         reads: the inputs besides text.
         rows: rows whose greedy text is that of `generate()`, of two rows that differ in text and image.
@@ -103,7 +117,7 @@ def pictured(
 def look(family: str, *, checkout: Path | None = None) -> PicturedFinding:
     """Returns the finding of a family; where it reads no prompt of ours, with one of transformers' tests."""
     finding = _look(family)
-    if checkout is None or finding.result in ("served", "differs"):
+    if checkout is None or finding.result in ("served", "differs", "outside"):
         return finding
     try:
         found = tester_prompt(family, checkout)
@@ -118,6 +132,8 @@ def look(family: str, *, checkout: Path | None = None) -> PicturedFinding:
 
 
 def _look(family: str) -> PicturedFinding:
+    if family in OUTSIDE:
+        return PicturedFinding(family, result="outside", reason=OUTSIDE[family])
     try:
         model = build_pictured(family, reach=REACH)
     except Exception as error:
@@ -145,7 +161,9 @@ def _compared(
     finding = attrs.evolve(finding, matters=not torch.equal(plain, elsewhere))
     begins = read.ids.shape[1]
     texts = [words + row[begins:] for words, row in zip(read.words, plain.tolist(), strict=True)]
-    drafter = ModelDrafter(Known(texts, model.get_output_embeddings().weight.shape[0]))
+    head = model.get_output_embeddings()
+    vocab = model.config.get_text_config().vocab_size if head is None else head.weight.shape[0]
+    drafter = ModelDrafter(Known(texts, vocab))
     loop = custom_generate(drafter=drafter, policy=FixedTree(3, 2, 10, 0.0, "top-k"), verifier=Greedy())
     try:
         ours = _text(model, prompt, custom_generate=loop)
@@ -175,9 +193,8 @@ def _of_encoder_decoder(family: str) -> PicturedFinding:
 
 
 def _text(model: Any, inputs: dict[str, Any], **options: Any) -> Any:
-    return model.generate(
-        **inputs, max_new_tokens=NEW, do_sample=False, pad_token_id=0, eos_token_id=None, **options
-    )
+    ends = {} if type(model).__name__ in _OWN_ENDS else {"pad_token_id": 0, "eos_token_id": None}
+    return model.generate(**inputs, max_new_tokens=NEW, do_sample=False, **ends, **options)
 
 
 def _unfinished(family: str, *, result: str, reason: str) -> PicturedFinding:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,10 +15,9 @@ import transformers as hf
 from torch import Tensor
 from transformers.models.auto import modeling_auto
 
-from benchmarks.research.families_models import VOCAB, WIDTH, build
-
-Inputs = dict[str, Any]
-Form = Callable[[Any, torch.Generator], Iterator[Inputs]]
+from benchmarks.research.families_models import GIVEN as GIVEN_OF_TEXT
+from benchmarks.research.families_models import VOCAB, WIDTH, _turns, build
+from benchmarks.research.pictured_forms import FORMS, Inputs, begun_sound, parts_of
 
 IMAGE, VIDEO, SOUND, MARK = VOCAB - 6, VOCAB - 5, VOCAB - 4, VOCAB - 3
 """Tokens that stand for a part of an image, a video or sound, and one that marks where these begin or end."""
@@ -33,6 +31,73 @@ _SPEECH = {
     "encoder_config": {"more": {"hidden_dim": WIDTH, "num_heads": 4, "dim_head": 16, "context_size": 20}},
     "projector_config": {"more": {"encoder_hidden_size": WIDTH, "num_attention_heads": 4}},
 }
+_OCR_EYE = {"downsample_channels": [32, WIDTH], "output_channels": 32}
+_CODES = range(16)
+"""Numbers of the patches of a family whose images are tokens."""
+
+_WRITTEN = {"<image>": IMAGE} | {
+    f"IMGIMG{''.join(chr(65 + int(digit)) for digit in str(code))}Z": 60 + code for code in _CODES
+}
+_SHOWN = {"<image>": IMAGE, "<|extra_200|>": 59} | {
+    f"<|visual token {code:06d}|>": 60 + code for code in _CODES
+}
+_SMALL_CODES = {
+    "base_channels": 32,
+    "channel_multiplier": [1, 1],
+    "latent_channels": 8,
+    "attn_resolutions": [],
+    "num_res_blocks": 1,
+}
+_DOTS = {
+    "vision_config": {"more": {"adapter_in_dim": WIDTH, "adapter_out_dim": WIDTH}},
+    "audio_config": {"more": {"adapter_input_size": WIDTH, "adapter_out_dim": WIDTH}},
+}
+_GRANITE = {
+    "downsample_rate": "2/7",
+    "image_grid_pinpoints": [[224, 448]],
+    "deepstack_layer_map": [[-1, 1]],
+    "spatial_target_layers": [],
+}
+_APERTUS = {
+    "more": {"image_token_offset": 40, "audio_token_offset": 56},
+    "vision_config": {"more": {**_SMALL_CODES, "codebook_size": 16, "embed_dim": 8}},
+    "audio_config": {"more": {"codebook_size": 16}},
+}
+_MOLMO = {
+    "more": {"image_patch_id": IMAGE},
+    "adapter_config": {
+        "more": {
+            "vision_feature_layer": [-1, -2],
+            "text_hidden_size": WIDTH,
+            "hidden_size": WIDTH,
+            "head_dim": 16,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "intermediate_size": 96,
+        }
+    },
+    "vision_config": {"more": {"image_size": [56, 56]}},
+}
+_TIMM = {
+    "architecture": "vit_pe_core_large_patch14_336",
+    "model_args": {
+        "embed_dim": WIDTH,
+        "img_size": (28, 28),
+        "depth": 2,
+        "global_pool": "",
+        "use_post_transformer_norm": False,
+        "init_values": 0.1,
+        "ref_feat_shape": (2, 2),
+    },
+}
+_NEMOTRON = {
+    "more": {
+        "vision_hidden_size": WIDTH,
+        "projector_hidden_size": WIDTH,
+        **{"image_token_id": IMAGE, "video_token_id": VIDEO, "audio_token_id": SOUND},
+    },
+    "vision_config": {"more": {"video_temporal_patch_size": 2}},
+}
 SMALL_IMAGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gemma3 shieldgemma2", {"mm_tokens_per_image": 4}),
     ("aria", {"projector_patch_to_query_dict": {49: 8}}),
@@ -44,6 +109,35 @@ SMALL_IMAGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("kimi_k25", {"projection_hidden_size": WIDTH}),
     ("granite_speech granite_speech_plus", _SPEECH),
     ("llama4", {"vision_config": {"more": _LLAMA4_EYE}}),
+    ("muse_glimmer", {"more": {"out_hidden_size": 4 * WIDTH, "projector_hidden_size": WIDTH}}),
+    ("muse_spark", {"more": {"out_hidden_size": 4 * WIDTH, "projector_hidden_size": WIDTH}}),
+    ("deepseek_vl_hybrid", {"high_res_vision_config": {"more": {"global_attn_indexes": [1]}}}),
+    ("deepseek_ocr2 unlimited_ocr", {"vision_config": {"sam_config": {"more": _OCR_EYE}}}),
+    ("fun_asr_nano", {"adaptor_config": {"more": {"hidden_size": WIDTH, "intermediate_size": WIDTH // 4}}}),
+    ("granite4_vision", {"more": _GRANITE}),
+    ("granite_docling", {"vision_config": {"more": {"image_size": 64}}}),
+    ("hy_v4_vl", {"text_config": _turns(2, 1, 1)}),
+    (
+        "chameleon",
+        {
+            "more": {"vocabulary_map": _WRITTEN},
+            "vq_config": {"more": _SMALL_CODES | {"num_embeddings": len(_CODES), "embed_dim": 8}},
+        },
+    ),
+    (
+        "emu3",
+        {
+            "more": {"vocabulary_map": _SHOWN},
+            "vq_config": {"more": _SMALL_CODES | {"codebook_size": len(_CODES), "hidden_size": 32}},
+        },
+    ),
+    ("dots3_note", _DOTS),
+    ("apertus1p5", _APERTUS),
+    ("molmo2", _MOLMO),
+    ("nemotron_h_omni", _NEMOTRON),
+    ("gemma3n", {"text_config": GIVEN_OF_TEXT["gemma3n_text"]}),
+    ("glmasr", {"audio_config": {"more": {"intermediate_size": 4 * WIDTH}}}),
+    ("perception_lm", {"vision_config": {"more": _TIMM}}),
 )
 GIVEN = {family: options for families, options in SMALL_IMAGES for family in families.split()}
 """Further options of a family's configuration, so that small images are read."""
@@ -52,18 +146,23 @@ PARTS = {"gemma4": ("vision_config",), "gemma4_unified": ("vision_config",)}
 """Parts that read images, which the defaults of a family's configuration leave out."""
 
 _PLACEHOLDER = re.compile(r"(image|img|video|audio|speech|vision|sound|media)\w*_token(_id|_index)?$")
-_SIZES = (28, 32, 56, 64, 112, 224)
-_CHANNELS = ("in_channels", "num_channels", "in_chans", "channels")
 
 
 def pictured_families() -> list[str]:
     """Every `model_type` that transformers' classes for images, videos or sound with text know."""
-    return sorted(modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)
+    return sorted(_classes())
+
+
+def _classes() -> dict[str, Any]:
+    # Two families of sound are in the list of text models.
+    texts = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    heard = {family: texts[family] for family in ("audioflamingo3", "musicflamingo") if family in texts}
+    return {**modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, **heard}
 
 
 def build_pictured(family: str, *, reach: int) -> Any:
     """A tiny model of `family`, with placeholders inside its vocabulary."""
-    classes = modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+    classes = _classes()
     more, parts = GIVEN.get(family), PARTS.get(family, ())
     return with_placeholders(build(family, reach=reach, classes=classes, more=more, parts=parts))
 
@@ -72,19 +171,17 @@ def with_placeholders(model: Any) -> Any:
     """Returns `model`, whose configuration now has placeholders inside its vocabulary."""
     owned = [getattr(part, "config", None) for part in model.modules()]
     whole = [config for config in owned if isinstance(config, hf.PreTrainedConfig)]
-    for config in {id(one): one for every in whole for one in (every, *_parts(every))}.values():
+    for config in {id(one): one for every in whole for one in (every, *parts_of(every))}.values():
         for name in ("vision_start_token_id", "vision_end_token_id"):
             if not isinstance(getattr(config, name, None), int):
                 setattr(config, name, MARK)
-        for name, value in list(vars(config).items()):
+        named = {name: getattr(config, name, None) for name in type(config).attribute_map} | vars(config)
+        # Where one number stands for images and videos, it is that of images, which come last.
+        for name, value in sorted(named.items(), key=lambda one: one[0], reverse=True):
             plain = value is None or (isinstance(value, int) and not isinstance(value, bool))
             if _PLACEHOLDER.search(name) and plain:
                 setattr(config, name, _token(name))
     return model
-
-
-def _parts(config: Any) -> list[Any]:
-    return [part for part in vars(config).values() if isinstance(part, hf.PreTrainedConfig)]
 
 
 def _token(name: str) -> int:
@@ -93,118 +190,16 @@ def _token(name: str) -> int:
     return VIDEO if "video" in name else SOUND if re.search("audio|speech|sound", name) else IMAGE
 
 
-def _part(model: Any, *names: str) -> Any:
-    """The configuration of a part of the model, which may be inside another part; its own otherwise."""
-    for config in (model.config, *_parts(model.config)):
-        for name in names:
-            if isinstance(part := getattr(config, name, None), hf.PreTrainedConfig):
-                return part
-    return model.config
-
-
-def _number(config: Any, *names: str, otherwise: int) -> int:
-    for name in names:
-        value = getattr(config, name, None)
-        value = value[0] if isinstance(value, list | tuple) and value else value
-        if isinstance(value, int | float) and value:
-            return int(value)
-    return otherwise
-
-
-def _eye(model: Any) -> Any:
-    return _part(
-        model, "vision_config", "vision_model_config", "vq_config", "visual_config", "vision_encoder_config"
-    )
-
-
-def _images(model: Any, chance: torch.Generator) -> Iterator[Inputs]:
-    """Images as arrays of pixels."""
-    eye = _eye(model)
-    channels = _number(eye, "num_channels", *_CHANNELS, otherwise=3)
-    for size in dict.fromkeys((*_SIZES, _number(eye, "image_size", otherwise=28))):
-        if size > 1024:
-            continue
-        pixels = torch.randn(2, channels, size, size, generator=chance)
-        sizes = torch.tensor([[size, size]] * 2)
-        yield {"pixel_values": pixels}
-        yield {"pixel_values": pixels, "image_sizes": sizes}
-        yield {"pixel_values": pixels, "pixel_attention_mask": torch.ones(2, size, size, dtype=torch.int64)}
-        fine = torch.nn.functional.interpolate(pixels, size=1024)
-        yield {"pixel_values": pixels, "high_res_pixel_values": fine}
-        for crops in (1, 2, 3, 4, 5):
-            several = pixels[:, None].repeat(1, crops, 1, 1, 1)
-            yield {"pixel_values": several, "image_sizes": sizes}
-            if crops == 1:
-                yield {"pixel_values": several}
-                seen = torch.ones(2, 1, size, size, dtype=torch.int64)
-                yield {"pixel_values": several, "pixel_attention_mask": seen}
-
-
-def _patches(model: Any, chance: torch.Generator) -> Iterator[Inputs]:
-    """Images as patches in a grid."""
-    eye = _eye(model)
-    patch = _number(eye, "patch_size", otherwise=14)
-    merge = _number(eye, "spatial_merge_size", "merge_size", "downsample_factor", otherwise=2)
-    channels = _number(eye, *_CHANNELS, otherwise=3)
-    for merge_by in dict.fromkeys((merge, 2, 4)):
-        side = 2 * merge_by
-        grid = torch.tensor([[1, side, side]] * 2)
-        for frames in dict.fromkeys((_number(eye, "temporal_patch_size", otherwise=1), 1, 2)):
-            flat = torch.randn(2 * side * side, channels * frames * patch * patch, generator=chance)
-            for pixels in (flat, flat.view(-1, channels * frames, patch, patch)):
-                yield {"pixel_values": pixels, "image_grid_thw": grid}
-                yield {
-                    "pixel_values": pixels,
-                    "image_grid_thw": grid,
-                    "image_merge_sizes": torch.tensor([merge_by] * 2),
-                }
-                yield {"pixel_values": pixels, "image_grid_hws": grid[:, 1:]}
-                yield {"pixel_values": pixels, "image_grid_hw": grid[:, 1:]}
-        rows = torch.randn(2, side * side, channels * patch * patch, generator=chance)
-        yield {
-            "pixel_values": rows,
-            "spatial_shapes": grid[:, 1:],
-            "pixel_attention_mask": torch.ones(2, side * side, dtype=torch.int64),
-        }
-        across, down = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="xy")
-        places = torch.stack([across.flatten(), down.flatten()], -1).expand(2, -1, -1)
-        yield {"pixel_values": rows, "image_position_ids": places}
-        # Some take several patches as one.
-        wide = patch * _number(eye, "pooling_kernel_size", otherwise=1)
-        rows = torch.randn(2, side * side, channels * wide * wide, generator=chance)
-        yield {"pixel_values": rows, "image_position_ids": places}
-
-
-def _sound(model: Any, chance: torch.Generator) -> Iterator[Inputs]:
-    """Sound as frames of a spectrum, or as samples."""
-    ear = _part(
-        model, "audio_config", "audio_encoder_config", "encoder_config", "acoustic_tokenizer_encoder_config"
-    )
-    bins = _number(
-        ear, "num_mel_bins", "input_feat_per_channel", "input_dim", "feature_size", "n_mels", otherwise=80
-    )
-    most = 2 * _number(ear, "max_source_positions", otherwise=100)
-    for frames in dict.fromkeys((min(most, 3000), 200, 64)):
-        for shape in ((2, bins, frames), (2, frames, bins)):
-            heard = torch.randn(shape, generator=chance)
-            for mask in (torch.ones(2, frames, dtype=torch.int64), torch.ones(2, frames, dtype=torch.bool)):
-                yield {"input_features": heard, "feature_attention_mask": mask}
-                yield {"input_features": heard, "input_features_mask": mask}
-                yield {"input_features": heard, "attention_mask": mask}
-            yield {"input_features": heard}
-    samples = torch.randn(2, 3200, generator=chance)
-    yield {"input_values": samples}
-    yield {"input_values": samples, "padding_mask": torch.ones(2, 3200, dtype=torch.int64)}
-
-
-FORMS: dict[str, tuple[Form, ...]] = {"image": (_images, _patches), "audio": (_sound,)}
-
-
 def pictured_prompt(model: Any, *, seed: int = 0) -> Inputs | None:
     """Inputs of `generate()` for two rows of differing length, each with an image or with sound.
 
     None where the model makes features of no form that is known.
     """
+    if hasattr(model.config, "audio_length_per_tok"):
+        # Every token is written while a piece of the sound is read.
+        chance, bins = torch.Generator().manual_seed(seed), model.config.audio_config.num_mel_bins
+        ids = torch.tensor([[5, 7, 8, 9], [6, 7, 11, 8]])
+        return {"input_ids": ids, "input_features": torch.randn(2, bins, 320, generator=chance)}
     for kind, token in (("image", IMAGE), ("audio", SOUND)):
         for encode in _encoders(model, kind):
             takes = inspect.signature(encode).parameters
@@ -215,7 +210,22 @@ def pictured_prompt(model: Any, *, seed: int = 0) -> Inputs | None:
                         return _with_text(model, inputs, counts, token)
     if "pixel_values" in inspect.signature(model.forward).parameters and not _encoders(model, "image"):
         # Images that come before the text, and not in it.
-        return _with_text(model, next(_images(model, torch.Generator().manual_seed(seed))), [0, 0], IMAGE)
+        chance, size = torch.Generator().manual_seed(seed), model.config.vision_config.image_size
+        return _with_text(
+            model, {"pixel_values": torch.randn(2, 3, size, size, generator=chance)}, [0, 0], IMAGE
+        )
+    for masked in {"input_features_mask", "feature_attention_mask"} & inspect.signature(
+        model.forward
+    ).parameters.keys():
+        # Of 64 frames two convolutions and a pool leave 16.
+        return _with_text(
+            model, begun_sound(model, torch.Generator().manual_seed(seed), masked), [16, 16], SOUND
+        )
+    if hasattr(model, "codec_model"):
+        samples = torch.randn(
+            2, 1, 40 * model.config.frame_size, generator=torch.Generator().manual_seed(seed)
+        )
+        return {"input_values": samples, "padding_mask": torch.ones(2, samples.shape[-1], dtype=torch.int64)}
     return None
 
 
@@ -232,14 +242,17 @@ def _features(encode: Any, inputs: Inputs) -> list[int]:
 def _encoders(model: Any, kind: str) -> list[Any]:
     owners = (model, getattr(model, "base_model", None), getattr(model, "model", None))
     found = (getattr(owner, f"get_{kind}_features", None) for owner in owners)
-    return [encode for encode in found if encode is not None]
+    # A method that hands on any arguments does not say which it takes.
+    return [one for one in found if one is not None and "args" not in inspect.signature(one).parameters]
 
 
 def _rows_of(value: Any, rows: int) -> list[Tensor]:
     """The features of all images, `[tokens, width]` each, of what a model returns for them."""
     if not isinstance(value, Tensor | list | tuple):
         pooled = getattr(value, "pooler_output", None)
-        value = getattr(value, "last_hidden_state", None) if pooled is None else pooled
+        layers = getattr(value, "deepstack_features", None) or [(0, None)]
+        whole = getattr(value, "last_hidden_state", None)
+        value = next((one for one in (pooled, whole, layers[0][1]) if one is not None), None)
     if isinstance(value, Tensor):
         if value.dim() == 2:
             return list(value.chunk(rows))
@@ -261,5 +274,6 @@ def _with_text(model: Any, inputs: Inputs, counts: list[int], token: int) -> Inp
     mask = torch.tensor([[0] * (longest - len(text)) + [1] * len(text) for text in texts])
     takes = inspect.signature(model.forward).parameters
     marks = (ids == token).long()
-    types = {name: marks for name in ("mm_token_type_ids", "token_type_ids") if name in takes}
+    named = ("mm_token_type_ids", "token_type_ids", "image_embeds_position_mask")
+    types = {name: marks for name in named if name in takes}
     return {"input_ids": ids, "attention_mask": mask, **types, **inputs}

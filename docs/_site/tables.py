@@ -372,6 +372,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "packed_trees": lambda: recorded("packed-trees.csv"),
     "distilled": lambda: recorded("distilled.csv"),
     "rollouts": lambda: recorded("rollouts.csv"),
+    "methods_2026": lambda: recorded("methods-2026.csv"),
     "families": families,
     "families_refused": families_refused,
     "families_counts": families_counts,

@@ -57,11 +57,22 @@ class LevelPlan:
     threshold: float = attrs.field(default=0.0, validator=probability)
 
     def widths(self, most: int, *, vocab_size: int) -> tuple[int, ...]:
-        """Nodes that are asked for in every level, the root first, where a level has `most` at most."""
+        """Nodes that are asked for in every level, the root first, where a level has `most` at most.
+
+        Levels below which the tree has no nodes are left out.
+        """
         widths = [1]
-        for _ in range(1, self.depth):
-            widths.append(min(most, self.width, self.count(widths[-1], vocab_size)))
+        for level in range(1, min(self.depth, self.budget)):
+            widths.append(min(most, self.useful(level), self.count(widths[-1], vocab_size)))
         return tuple(widths)
+
+    def useful(self, level: int) -> int:
+        """Nodes of a level below the root that may have children in the tree: its most valuable ones.
+
+        A child is worth no more than its parent, the parent's ancestors and the better nodes of the parent's
+        level. They all precede it in the tree, so the parent's rank in its level is at most `budget - level`.
+        """
+        return max(min(self.width, self.budget - level), 0)
 
     def count(self, nodes: int, vocab_size: int) -> int:
         """Candidates that count below so many nodes."""
@@ -130,9 +141,12 @@ class GrowingLevels:
         self._paths = torch.where(leads, values, 0.0)
         return tokens[:, :width], parents[:, :width]
 
-    def packed(self) -> Float[Tensor, "rows levels candidates 3"]:
-        """Tokens, parents and values of all candidates in float64: one tensor, for one copy to the host."""
-        return torch.stack([part.double() for part in self.apart()], 3)
+    def packed(self, dtype: torch.dtype = torch.float64) -> Float[Tensor, "rows levels candidates 3"]:
+        """Tokens, parents and values of all candidates: one tensor, for one copy to the host.
+
+        Float32 holds tokens of any vocabulary too, since it counts to 2**24.
+        """
+        return torch.stack([part.to(dtype) for part in self.apart()], 3)
 
     def apart(self) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens, parents and values of all candidates, `[rows, levels, candidates]` each."""
@@ -173,7 +187,7 @@ class Levels:
         """Returns the levels of `GrowingLevels.packed`, read back at once."""
         held = packed.cpu().numpy()
         tokens, parents = held[..., 0].astype(np.int64), held[..., 1].astype(np.int64)
-        return cls(tokens, parents, held[..., 2].copy(), widths, vocab_size)
+        return cls(tokens, parents, held[..., 2].astype(np.float64), widths, vocab_size)
 
     def nodes(self, *, root: int) -> tuple[Nodes, Nodes]:
         """Tokens and parents `[rows, nodes]` of all that was expanded below the root, level by level.
@@ -188,8 +202,12 @@ class Levels:
         """Returns whether a tree of `plan` might hold children of unexpanded nodes, or values are unsound."""
         if np.isnan(self.values).any():
             return True
-        most = min(plan.width, self.values.shape[2])
-        cut = [(level, width) for level, width in enumerate(self.widths[1:]) if width < most]
+        most = self.values.shape[2]
+        cut = [
+            (level, width)
+            for level, width in enumerate(self.widths[1:])
+            if width < min(plan.useful(level + 1), most)
+        ]
         if not cut:
             return False
         levels, first_left_out = zip(*cut, strict=True)

@@ -34,6 +34,8 @@ class BlockConfig:
         window_before_root: windows are counted from the root for all slots, its position not included, and
             hide no slots.
         rope: the rotation, as transformers' `rope_parameters`.
+        attention_bias: queries, keys and values have a bias.
+        output_bias: the projection after attention has one.
         root_guesses: the root's slot guesses a token, and each slot the token after its position; else
             each slot guesses its own position.
         own_embedding: it brings its own table of words; else the target's is used.
@@ -65,6 +67,8 @@ class BlockConfig:
     windows: tuple[int | None, ...]
     window_before_root: bool = False
     rope: Mapping[str, Any]
+    attention_bias: bool = False
+    output_bias: bool = False
     root_guesses: bool = False
     own_embedding: bool = False
     own_head: bool = False

@@ -13,7 +13,7 @@ from draftwood import InvalidInput
 from draftwood.strategies.blocks import speculators, zlab
 from draftwood.strategies.blocks.config import BlockConfig
 from draftwood.strategies.blocks.head import BlockHead
-from draftwood.strategies.blocks.keys import TABLES
+from draftwood.strategies.blocks.keys import TABLES, with_block_size
 from draftwood.strategies.heads.files import (
     check_finite,
     check_no_model,
@@ -47,8 +47,12 @@ def is_block(folder: str | PathLike[str]) -> bool:
     return named or any(name in description for name in TABLES)
 
 
-def load_block(folder: str | PathLike[str]) -> BlockHead:
+def load_block(folder: str | PathLike[str], *, block_size: int | None = None) -> BlockHead:
     """The block drafter in `folder`, in the dtype in which it is stored.
+
+    Args:
+        folder: with its files.
+        block_size: slots of a block, where its description, as TorchSpec's, does not say it.
 
     Raises:
         InvalidInput: files that are missing, corrupt or pickles; a key of the description that is not known
@@ -58,6 +62,7 @@ def load_block(folder: str | PathLike[str]) -> BlockHead:
     where = repr(str(folder))
     check_no_model(folder)
     description, stored = read_description(folder), _with_usual_names(read_tensors(folder))
+    description = with_block_size(description, block_size, where)
     format_ = speculators if "speculators_model_type" in description else zlab
     config: BlockConfig = format_.described(description, stored, where)
     check_held(config.sizes, stored, vocabulary=config.vocab_size, where=where)

@@ -36,11 +36,11 @@ class Attention(Module):
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        width, dim = config.hidden_size, config.head_dim
-        self.q_proj = Linear(width, config.attention_heads * dim, bias=False)
-        self.k_proj = Linear(width, config.key_value_heads * dim, bias=False)
-        self.v_proj = Linear(width, config.key_value_heads * dim, bias=False)
-        self.o_proj = Linear(config.attention_heads * dim, width, bias=False)
+        width, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
+        self.q_proj = Linear(width, config.attention_heads * dim, bias=bias)
+        self.k_proj = Linear(width, config.key_value_heads * dim, bias=bias)
+        self.v_proj = Linear(width, config.key_value_heads * dim, bias=bias)
+        self.o_proj = Linear(config.attention_heads * dim, width, bias=config.output_bias)
         self.q_norm, self.k_norm = (Norm(dim, config.norm_eps) for _ in range(2))
         self.dim = dim
 

@@ -18,12 +18,11 @@ MARKOV_KEYS = frozenset(
 TIED: Mapping[str, tuple[Any, ...]] = {
     # Tensors say whether there is an output head: without one it is the target's, tied there or not.
     "tie_word_embeddings": (False, True, None),
-    "attention_bias": (False, None),
-    "qkv_bias": (False, None),
 }
 TABLES = ("dflash_config", "dspark_config")
 """Nested tables of a description."""
 OTHER_CLASSES: Mapping[str, str] = {
+    "dconv": "convolutions over the tokens before a slot",
     "dflare": "projections of the context and weights of its layers as DFlare has them",
     "dflash2": "the layers of DFlash 2",
     "dflash-2": "the layers of DFlash 2",
@@ -31,6 +30,7 @@ OTHER_CLASSES: Mapping[str, str] = {
     "gemma": "Gemma's norms and scales",
     "deepseek": "latent attention",
     "mla": "latent attention",
+    "pspr": "layers that choose among the tokens of all slots",
     "xpress": "the layers of XPress",
 }
 """Classes of drafters that compute something else, by a part of their name."""
@@ -73,6 +73,34 @@ def mask_token(described: Mapping[str, Any], vocab_size: int, where: str) -> int
     if type(token) is not int or not 0 <= token < vocab_size:
         raise InvalidInput(f"mask_token_id is {token!r:.60} in {where}; give a token below {vocab_size}.")
     return token
+
+
+def with_block_size(description: Mapping[str, Any], given: int | None, where: str) -> dict[str, Any]:
+    """Returns a description that holds the block size `given`; None changes nothing.
+
+    Raises:
+        InvalidInput: a description that says another one.
+    """
+    if given is None:
+        return dict(description)
+    tables = [description.get(name) for name in TABLES]
+    for table in (description, *(one for one in tables if isinstance(one, dict))):
+        if table.get("block_size") not in (None, given):
+            raise InvalidInput(
+                f"block_size={given!r:.20} is not that of {where}, {table['block_size']!r:.20}; leave it out."
+            )
+    return {**description, "block_size": given}
+
+
+def block_size(described: Mapping[str, Any], where: str) -> int:
+    """Returns the slots of a block, which TorchSpec's files do not say."""
+    if described.get("block_size") is None:
+        raise InvalidInput(
+            f"block_size is None in {where}; a block drafter needs the number of slots there that it was "
+            "trained with, which TorchSpec takes from its training configuration: write it in, or give it as "
+            "-o block_size=NUMBER."
+        )
+    return whole_number(described, "block_size", where=where)
 
 
 REPEATS = frozenset({"dspark_noise_token_id", "dspark_target_layer_ids", "eagle_aux_hidden_state_layer_ids"})

@@ -8,7 +8,7 @@ from typing import Any
 from draftwood import InvalidInput
 from draftwood.strategies.blocks import keys
 from draftwood.strategies.blocks.config import FULL, SLIDING, BlockConfig
-from draftwood.strategies.heads.decoder_layer import LAYER_KEYS, described_layer
+from draftwood.strategies.heads.decoder_layer import LAYER_KEYS, biases, described_layer
 from draftwood.strategies.heads.keys import Table, switch, whole_number
 from draftwood.strategies.heads.sizes import check_layers
 from draftwood.strategies.heads.speculators import COMMON, VERSION, layer_table
@@ -65,6 +65,7 @@ def described(description: Mapping[str, Any], tensors: Collection[str], where: s
     )
     return BlockConfig(
         **layer,
+        **biases(layers, tensors, "layers.0.", where=where, strict=True),
         draft_vocab_size=None if proposed == vocabulary else proposed,
         target_layers=None,
         taps=_taps(description.get(_TAPS), where),
@@ -94,6 +95,7 @@ def description_of(config: BlockConfig, *, target: str) -> dict[str, Any]:
         (config.causal != tuple(one and not free for one in slides), "such causal layers"),
         (any(slides) and not config.window_before_root, "windows that are counted from each slot"),
         (len(widths) > 1, "windows of several widths"),
+        (config.attention_bias != config.output_bias, "drafters of which only some projections have a bias"),
     ):
         if wrong:
             raise InvalidInput(f"speculators' files hold no {what}; write z-lab's instead.")
@@ -111,7 +113,7 @@ def description_of(config: BlockConfig, *, target: str) -> dict[str, Any]:
         "transformer_layer_config": {
             "model_type": "qwen3",
             "hidden_act": "silu",
-            "attention_bias": False,
+            "attention_bias": config.attention_bias,
             "vocab_size": config.vocab_size,
             "hidden_size": config.hidden_size,
             "intermediate_size": config.intermediate_size,

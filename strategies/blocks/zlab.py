@@ -8,7 +8,7 @@ from typing import Any
 from draftwood import InvalidInput
 from draftwood.strategies.blocks import keys
 from draftwood.strategies.blocks.config import FULL, SLIDING, BlockConfig
-from draftwood.strategies.heads.decoder_layer import LAYER_KEYS, described_layer
+from draftwood.strategies.heads.decoder_layer import LAYER_KEYS, biases, described_layer
 from draftwood.strategies.heads.keys import (
     Table,
     check_class,
@@ -115,11 +115,12 @@ def described(description: Mapping[str, Any], tensors: Collection[str], where: s
     features = whole_number(both, "target_hidden_size", where=where, default=width)
     return BlockConfig(
         **layer,
+        **biases(description, tensors, "layers.0.", where=where, strict=True),
         target_hidden_size=None if features == width else features,
         target_layers=target_layers,
         taps=taps,
         draft_vocab_size=None if proposed == vocabulary else proposed,
-        block_size=whole_number(both, "block_size", where=where),
+        block_size=keys.block_size(both, where),
         mask_token_id=mask,
         causal=_causal(description, inner, types, layers, where),
         windows=_windows(description, inner, types, layers, where),
@@ -159,6 +160,7 @@ def description_of(config: BlockConfig) -> dict[str, Any]:
         (config.causal != by_type and len(set(config.causal)) > 1, "layers that are causal one by one"),
         (len(set(sliding)) > 1, "windows of several widths"),
         (config.markov_rank and not config.root_guesses, "corrections whose root's slot guesses nothing"),
+        (config.attention_bias != config.output_bias, "drafters of which only some projections have a bias"),
         (config.target_layers is None, "drafters that do not say how many layers their target has"),
     ):
         if wrong:
@@ -174,6 +176,7 @@ def description_of(config: BlockConfig) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "rms_norm_eps": config.norm_eps,
         "max_position_embeddings": config.max_positions,
+        "attention_bias": config.attention_bias,
         "num_hidden_layers": len(config.causal),
         "num_target_layers": config.target_layers,
         "block_size": config.block_size,

@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood import IncompatibleModels, Outcome, StateBackend
+from draftwood import IncompatibleModels, InvalidInput, Outcome, StateBackend
 from draftwood.protocols.model_prompt import ModelPrompt, filled_words
 from draftwood.strategies.blocks.context import Contexts
 from draftwood.strategies.blocks.files import is_block, load_block
@@ -21,10 +21,6 @@ from draftwood.strategies.drafters.rotated_target import undo_rotation
 from draftwood.strategies.heads.found import described_in, folder_of
 
 _WHAT = "the block drafter"
-
-
-def _as_head(head: Any) -> BlockHead:
-    return load_block(folder_of(head)) if isinstance(head, str | PathLike) else head
 
 
 @attrs.define(eq=False)
@@ -42,6 +38,7 @@ class BlockDrafter(FeatureMarginals):
         target: a backend that declares its `feature_layers`. It must have no rows yet.
         head: a folder or hub name in one of the formats of `blocks.files`, or the module, which goes to the
             target's device and dtype.
+        block_size: slots of a block, where the folder does not say it.
         rotation: `"none"` for a head that was trained on this very target though that is rotated, or a file
             of safetensors with the rotation; None for what the files of the target say.
 
@@ -53,7 +50,8 @@ class BlockDrafter(FeatureMarginals):
     Source: DFlash (z-lab); JetSpec (arXiv 2606.18394); DSpark (arXiv 2607.05147).
     """
 
-    head: BlockHead = attrs.field(converter=_as_head, repr=False)
+    head: Any = attrs.field(repr=False)
+    block_size: int | None = attrs.field(default=None, kw_only=True)
     rotation: str | None = attrs.field(default=None, kw_only=True)
     _contexts: Contexts = attrs.field(init=False, repr=False)
     _slots: Tensor | None = attrs.field(default=None, init=False, repr=False)  # of this round's blocks
@@ -62,7 +60,14 @@ class BlockDrafter(FeatureMarginals):
     source = "DFlash (z-lab); DSpark (arXiv 2607.05147)"
 
     def __attrs_post_init__(self) -> None:
+        if isinstance(self.head, str | PathLike):
+            self.head = load_block(folder_of(self.head), block_size=self.block_size)
         config = self.head.config
+        if self.block_size not in (None, config.block_size):
+            raise InvalidInput(
+                f"block_size={self.block_size!r:.20} is not that of the head, "
+                f"{config.block_size}; leave it out."
+            )
         check_block_fits(self.head, self.target)
         self._begin(
             _WHAT,
@@ -85,11 +90,11 @@ class BlockDrafter(FeatureMarginals):
 
     @property
     def vocab_size(self) -> int:  # type: ignore[override]
-        return self.head.config.vocab_size
+        return int(self.head.config.vocab_size)
 
     @property
     def weight_bytes(self) -> int:  # type: ignore[override]
-        return sum(weight.numel() * weight.element_size() for weight in self.head.parameters())
+        return sum(int(weight.numel() * weight.element_size()) for weight in self.head.parameters())
 
     def prefill(self, rows: Sequence[Tensor]) -> None:
         self._check_rows(rows, held=len(self._contexts))

@@ -41,6 +41,8 @@ WITHOUT_EFFECT = frozenset(
         "repetition_penalty", "return_dict", "return_dict_in_generate", "sep_token_id", "suppress_tokens",
         "task_specific_params", "temperature", "tokenizer_class", "top_k", "top_p", "typical_p", "use_cache",
         "bad_words_ids", "chunk_size_feed_forward", "finetuning_task",
+        # gpt-oss says so what its rotation's own keys say
+        "initial_context_length",
         # sizes of experts, and switches of other programs' memory
         "decoder_sparse_step", "ep_size", "first_k_dense_replace", "mlp_only_layers", "moe_intermediate_size",
         "moe_layer_freq", "n_group", "n_routed_experts", "n_shared_experts", "norm_topk_prob", "num_experts",

@@ -12,6 +12,7 @@ TRAINED_DEPTHS, TARGET = "mtp_trained_depths", "mtp_target"
 """Our keys: how many tokens in a row the layer was trained to draft (one where missing), and its model."""
 BLOCKS = "mtp_layers_block_type"
 PATTERN = "mtp_hybrid_override_pattern"
+LAYER_TYPES, WINDOWS = "mtp_layer_types", "mtp_sliding_windows"
 OWN_WORDS = "mtp_use_dedicated_embeddings"
 
 
@@ -222,6 +223,16 @@ FAMILIES = (
         state_first=True,
     ),
     Family(
+        title="K-EXAONE",
+        model_types=("exaone_moe",),
+        classes=("exaone_moe", "ExaoneMoe"),
+        # The last two are of training and of several layers.
+        known=(LAYER_TYPES, WINDOWS, "mtp_loss_scaling_factor", "mtp_share_layers"),
+        # Its layer has no experts. Without a window it has no rotation either, where the model has windows.
+        fixed={"layer_types": ["full_attention"], "mlp_layer_types": ["dense"]},
+        names=_QWEN,
+    ),
+    Family(
         title="LongCat-Flash",
         model_types=("longcat_flash",),
         classes=("longcat_flash", "LongcatFlash"),
@@ -234,6 +245,7 @@ FAMILIES = (
 
 
 OTHERS: Mapping[str, str] = {
+    "exaone4_5": "attend in a window",
     "deepseek_v4": "have sparse attention over compressed keys",
     "mimo_v2_flash": "are several and attend in a window with sinks",
 }

@@ -18,6 +18,7 @@ from draftwood.strategies.mtp.attention import NAME
 from draftwood.strategies.mtp.families import (
     BLOCKS,
     FAMILIES,
+    LAYER_TYPES,
     NEMOTRON_H,
     OTHERS,
     OWN_WORDS,
@@ -165,6 +166,10 @@ def _check_keys(text: Mapping[str, Any], family: Family, where: str) -> None:
                 f"{key} is {count!r:.20} in {where}; models with one MTP layer are read, which drafts on "
                 "from its own state."
             )
+    if (types := text.get(LAYER_TYPES)) not in (None, ["full_attention"]):
+        raise UnsupportedModel(
+            f"{LAYER_TYPES} is {types!r:.60} in {where}; layers that see all of the text are read."
+        )
     if text.get(OWN_WORDS) not in (None, False, True):
         raise InvalidInput(f"{OWN_WORDS} is {text[OWN_WORDS]!r:.60} in {where}; give true or false.")
 

@@ -123,6 +123,6 @@ def test_nothing_is_kept_where_that_is_switched_off_or_impossible(
 
 def test_the_engine_sees_that_queries_and_keys_are_rotated() -> None:
     backend: Any = load(tiny(), engine="openvino")
-    graph = backend._runner._converted.compiled.get_runtime_model()
+    graph = backend._runner._converted.compiled.form.get_runtime_model()
     kinds = [node.get_rt_info()["layerType"].astype(str) for node in graph.get_ops()]
     assert kinds.count("RoPE") == 2 * len(backend.model.model.layers)

@@ -325,3 +325,9 @@ def test_a_folder_with_an_encoder_decoder(tmp_path: Path) -> None:
     )
     hf.BartForConditionalGeneration(config).save_pretrained(tmp_path)
     assert type(load(tmp_path).model) is hf.BartForConditionalGeneration
+
+
+def test_a_model_that_transformers_does_not_know_is_told(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "newest", "architectures": ["NewestForCausalLM"]}')
+    with pytest.raises(UnsupportedModel, match="does not know; where it brings its own code give trust"):
+        load(tmp_path)

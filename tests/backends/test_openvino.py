@@ -227,7 +227,7 @@ def test_one_thread_runs_no_joint_mlp(
 def compiled_nodes(model: Any, weights: Any) -> list[Any]:
     """The nodes of the graph that OpenVINO runs for the passes of `model`."""
     backend: Any = load(model, engine="openvino", weights=weights)
-    nodes: list[Any] = backend._runner._converted.compiled.get_runtime_model().get_ops()
+    nodes: list[Any] = backend._runner._converted.compiled.form.get_runtime_model().get_ops()
     return nodes
 
 

@@ -118,6 +118,25 @@ def test_a_mask_over_sound_is_read():
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("masked", [0, 1])
+def test_a_session_has_rows_with_and_without_a_mask_over_their_sources(kind, masked):
+    model, given = KINDS[kind](), source(kind)
+    key, whole = next((name, one) for name, one in given.items() if name != "attention_mask")
+    rows = [{key: whole[row : row + 1]} for row in range(2)]
+    shape = 1, whole.shape[-1]
+    rows[masked]["attention_mask"] = torch.ones(shape, dtype=torch.int64)
+    decoder = SpeculativeDecoder(model, PromptLookup(VOCAB), TREE, RecursiveRejection())
+    with decoder.session(max_new_tokens=9, eos_token_id=[]) as session:
+        for one in rows:
+            session.add(*ModelPrompt.of(model, **one).rows)
+        while session.unfinished:
+            session.run()
+        written = [session.text(row)[-9:] for row in range(2)]
+    plain = {"max_new_tokens": 9, "do_sample": False, "eos_token_id": None}
+    assert written == [model.generate(**one, **plain)[0, -9:].tolist() for one in rows]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_draft_of_the_same_family_reads_the_source_too(kind):
     model = KINDS[kind]()
     decoder = SpeculativeDecoder(model, KINDS[kind](), TREE, RecursiveRejection())

@@ -124,9 +124,20 @@ def test_a_text_that_is_read_in_both_directions(speculative):
     """PaliGemma sees all of a text before it writes, so its own forward reads it."""
     model = build_pictured("paligemma", reach=32)
     model.generation_config = hf.GenerationConfig(pad_token_id=1, eos_token_id=5)
-    with pytest.raises(UnsupportedModel, match="cannot continue from its own cache"):
+    said = r"cannot continue from its own cache .* give prompts to its generate\(custom_generate=\.\.\.\)"
+    with pytest.raises(UnsupportedModel, match=said):
         load(model)
     loop = custom_generate(drafter=PromptLookup(96), policy=LayeredDySpec(8), verifier=RecursiveRejection())
     for given in (options(1), options(2)):
         plain = model.generate(**given)
         assert torch.equal(model.generate(**given, custom_generate=loop), plain)
+
+
+def test_a_decoder_whose_cache_holds_keys_of_an_image_is_refused():
+    """BLIP's generate() calls that of its decoder, which attends to the image in layers of its own."""
+    model = build_pictured("blip", reach=32)
+    size = model.config.vision_config.image_size
+    pixels = torch.zeros(1, 3, size, size)
+    loop = custom_generate(drafter=PromptLookup(96), policy=LayeredDySpec(8), verifier=RecursiveRejection())
+    with pytest.raises(UnsupportedModel, match="such as the keys of an image for its own layers"):
+        model.generate(pixel_values=pixels, max_new_tokens=4, custom_generate=loop)

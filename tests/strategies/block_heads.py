@@ -66,6 +66,7 @@ def config(**changes: Any) -> BlockConfig:
 
 KINDS = {
     "dflash": config(),
+    "biases": config(attention_bias=True, output_bias=True),
     "jetspec": config(causal=(True, True)),
     "sliding": config(causal=(False, True), windows=(None, 3)),
     "dspark": config(
@@ -133,6 +134,10 @@ def depth_logits(head: BlockHead, text: list[int], path: list[int], *, model: An
             result[half + k] = vector[half + k] * math.cos(angle) + vector[k] * math.sin(angle)
         return result
 
+    def projected(projection: Any, rows: slice, state: Any) -> Any:
+        made = projection.weight[rows] @ state
+        return made if projection.bias is None else made + projection.bias[rows]
+
     for number, layer in enumerate(head.layers):
         attention: Any = layer.self_attn
         before = normed(layer.input_layernorm.weight, block)  # type: ignore[union-attr]
@@ -145,7 +150,7 @@ def depth_logits(head: BlockHead, text: list[int], path: list[int], *, model: An
                 shared = which // (made.attention_heads // made.key_value_heads)
                 group = slice(shared * made.head_dim, (shared + 1) * made.head_dim)
                 query = turned(
-                    normed(attention.q_norm.weight, attention.q_proj.weight[part] @ before[slot]), n + slot
+                    normed(attention.q_norm.weight, projected(attention.q_proj, part, before[slot])), n + slot
                 )
                 scores, values = [], []
                 for place, state in enumerate(read):
@@ -154,11 +159,11 @@ def depth_logits(head: BlockHead, text: list[int], path: list[int], *, model: An
                     outside = place < n - window if made.window_before_root else far >= window
                     if (made.causal[number] and far < 0) or outside:
                         continue
-                    key = normed(attention.k_norm.weight, attention.k_proj.weight[group] @ state)
+                    key = normed(attention.k_norm.weight, projected(attention.k_proj, group, state))
                     scores.append(turned(key, place) @ query / made.head_dim**0.5)
-                    values.append(attention.v_proj.weight[group] @ state)
+                    values.append(projected(attention.v_proj, group, state))
                 heads.append(torch.stack(scores).softmax(0) @ torch.stack(values))
-            out.append(attention.o_proj.weight @ torch.cat(heads))
+            out.append(projected(attention.o_proj, slice(None), torch.cat(heads)))
         block = block + torch.stack(out)
         mlp: Any = layer.mlp
         inner = normed(layer.post_attention_layernorm.weight, block)  # type: ignore[union-attr]

@@ -159,6 +159,7 @@ class Kind:
         before_norm: whether states come before the model's last norm, which is the layer's own too.
         sparse: which numbers of an indexer's queries and keys turn together, halves or neighbours; "all": the
             layer has no indexer. It is written from its definition then, in `latent_layers`.
+        mlp: `mlp_layer_types` of the layer.
     """
 
     model_type: str
@@ -171,6 +172,7 @@ class Kind:
     state_first: bool = False
     before_norm: bool = False
     sparse: str = ""
+    mlp: str = "sparse"
 
 
 DEEPSEEK_OUTER = tuple(f"model.layers.2.{name}" for name in ("enorm", "hnorm", "shared_head.norm", "eh_proj"))
@@ -215,6 +217,27 @@ KINDS = {
         sparse="neighbours",
         layer=("model.layers.2.",),
         outer=DEEPSEEK_OUTER,
+    ),
+    "exaone": Kind(
+        model_type="exaone_moe",
+        options={
+            **ROUTED,
+            "num_experts": EXPERTS,
+            "head_dim": 8,
+            "first_k_dense_replace": 1,
+            "sliding_window": 64,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+        told={
+            "num_nextn_predict_layers": 1,
+            "mtp_layer_types": ["full_attention"],
+            "mtp_sliding_windows": [0],
+        },
+        shapes={**QWEN, **below("mtp.layers.0.", NORMS, attention(8, norms=True), gated(24))},
+        classes=("exaone_moe", "ExaoneMoe"),
+        outer=QWEN_OUTER,
+        layer=("mtp.layers.0.",),
+        mlp="dense",
     ),
     "longcat": Kind(
         model_type="longcat_flash",
@@ -485,7 +508,7 @@ class Plain:
                 **kind.options,
                 "num_hidden_layers": layers,
                 "layer_types": ["full_attention", "moe"][:layers],
-                "mlp_layer_types": ["sparse"],
+                "mlp_layer_types": [kind.mlp],
                 "layers_block_type": ["full_attention", "moe"][:layers],
             }
         )

@@ -69,6 +69,15 @@ def decoder_layer(draw: Drawn, layer: dict[str, Any], prefix: str, wide: int, no
     return {prefix + name: tensor for name, tensor in made.items()}
 
 
+def attention_biases(draw: Drawn, made: Tensors) -> Tensors:
+    """Of every projection of attention in `made`."""
+    return {
+        f"{name.removesuffix('weight')}bias": draw(len(weight)) - 1
+        for name, weight in made.items()
+        if ".self_attn." in name and name.endswith("_proj.weight")
+    }
+
+
 def _latent(draw: Drawn, layer: dict[str, Any], wide: int) -> Tensors:
     """Attention as DeepSeek-V2 has it."""
     heads, rank, turned_dim = layer["num_attention_heads"], layer["kv_lora_rank"], layer["qk_rope_head_dim"]
@@ -118,11 +127,7 @@ def pair_tensors(
         made["embed_tokens.weight"] = draw(vocabulary, width) * 4
     if described["architectures"] == ["LlamaEagle3DraftModel"]:
         if layer.get("attention_bias"):
-            made |= {
-                f"{name.removesuffix('weight')}bias": draw(len(weight)) - 1
-                for name, weight in list(made.items())
-                if ".self_attn." in name and name.endswith("_proj.weight")
-            }
+            made |= attention_biases(draw, made)
         if described["parallel_drafting"]:
             made["mask_hidden"] = draw(1, 1, len(taps) * width) * 4
     if described.get("norm_before_fc"):
@@ -145,7 +150,7 @@ def block_tensors(described: dict[str, Any]) -> Tensors:
     draw, layer = Drawn(), layer_of(described)
     both = {**described, **(described.get("dflash_config") or {})}
     width, vocabulary = layer["hidden_size"], layer["vocab_size"]
-    ids = both.get("target_layer_ids") or described["aux_hidden_state_layer_ids"]
+    ids = both.get("target_layer_ids") or described.get("aux_hidden_state_layer_ids") or [1, 2, 3]
     made = {
         "fc.weight": draw(width, len(ids) * width),
         "hidden_norm.weight": draw(width),
@@ -153,6 +158,8 @@ def block_tensors(described: dict[str, Any]) -> Tensors:
     }
     for number in range(layer["num_hidden_layers"]):
         made |= decoder_layer(draw, layer, f"layers.{number}.", width, True)
+    if layer.get("attention_bias"):
+        made |= attention_biases(draw, made)
     proposed = described.get("draft_vocab_size") or vocabulary
     if described.get("speculators_model_type"):
         made |= {"embed_tokens.weight": draw(vocabulary, width) * 4, "lm_head.weight": draw(proposed, width)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, cast
 
 import attrs
@@ -20,6 +22,7 @@ from draftwood import (
     UnsupportedModel,
     load,
 )
+from draftwood.strategies.blocks.files import save_block
 from draftwood.strategies.drafters.block_drafter import BlockDrafter
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dyspec import DySpec
@@ -177,3 +180,17 @@ def test_a_target_without_features_or_with_other_rows_is_refused():
     drafter = BlockDrafter(load(MODEL), random_head(config()))
     with pytest.raises(InvalidInput, match="holds 0 row.s., not the 1 that join here"):
         drafter.prefill([torch.tensor([1, 2])])
+
+
+def test_a_block_size_is_given_where_the_folder_does_not_say_it(tmp_path: Path) -> None:
+    target, made = load(MODEL), random_head(config())
+    save_block(made, tmp_path)
+    file = tmp_path / "config.json"
+    told = json.loads(file.read_text(encoding="utf-8"))
+    del told["block_size"]
+    file.write_text(json.dumps(told), encoding="utf-8")
+    with pytest.raises(InvalidInput, match="block_size is None in .*-o block_size=NUMBER"):
+        BlockDrafter(target, tmp_path)
+    assert BlockDrafter(load(MODEL), tmp_path, block_size=4).head.config == made.config
+    with pytest.raises(InvalidInput, match="block_size=5 is not that of the head, 4; leave it out"):
+        BlockDrafter(load(MODEL), made, block_size=5)

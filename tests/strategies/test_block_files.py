@@ -18,9 +18,9 @@ from draftwood.strategies.blocks.files import Format, is_block, load_block, save
 from draftwood.strategies.heads.formats import is_head
 from tests.strategies.block_heads import KINDS, config, random_head
 
-ZLAB = ("dflash", "jetspec", "sliding", "dspark", "gated", "rnn")
+ZLAB = ("dflash", "biases", "jetspec", "sliding", "dspark", "gated", "rnn")
 SPECULATORS = ("rnn behind the root", "map", "free")
-BOTH = ("dflash", "dspark", "gated")
+BOTH = ("dflash", "dspark", "gated", "biases")
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,9 @@ def test_what_a_format_cannot_hold_is_not_written(kind: str, tmp_path: Path) -> 
         save_block(random_head(KINDS[kind]), tmp_path, format=form)
     with pytest.raises(InvalidInput, match="format is 'onnx'; give zlab or speculators"):
         save_block(random_head(config()), tmp_path, format="onnx")  # type: ignore[arg-type]
+    some = random_head(config(attention_bias=True))
+    with pytest.raises(InvalidInput, match="files hold no drafters of which only some projections"):
+        save_block(some, tmp_path, format=form)
 
 
 def test_names_and_layers_are_those_of_the_formats(tmp_path: Path) -> None:
@@ -110,7 +113,7 @@ def test_defaults_of_the_taps_and_keys_at_the_top() -> None:
     [
         (described(projector="new"), "has the key 'projector', which is not known here"),
         (changed({"refine": 2}), "dflash_config of here has the key 'refine'"),
-        (described(attention_bias=True), "attention_bias is True"),
+        (described(attention_bias="yes"), "attention_bias is 'yes' in here; give true or false"),
         (described(markov_rank=3, markov_head_type="lstm"), "markov_head_type is 'lstm'"),
         (described(markov_rank=-1), "markov_rank is -1"),
         (described(enable_confidence_head=1), "enable_confidence_head is 1 in here; give true or false"),
@@ -217,7 +220,7 @@ def test_what_speculators_files_leave_out() -> None:
         (of_speculators(conv_kernel_size=2), "the key 'conv_kernel_size', which is not known here"),
         (of_speculators(markov_rank=4), "the key 'markov_rank', which belongs to DSpark drafters"),
         (of_layers(query_scale=2), "the key 'query_scale', which is not known here"),
-        (of_layers(attention_bias=True), "attention_bias is True"),
+        (of_layers(attention_bias=3), "attention_bias is 3 in here; give true or false"),
         (of_layers(model_type="llama"), "model_type is 'llama' in here; layers of qwen3"),
         (of_layers(layer_types=["full_attention"]), "layer_types is"),
         (of_layers(sliding_window=None), "sliding_window is None in here; give its number of tokens"),

@@ -2,36 +2,18 @@
 
 import json
 import re
-from typing import Any, Literal
+from typing import Any
 
-import outlines
-import pydantic
 import pytest
 import torch
 import transformers as hf
 import xgrammar
-from outlines.types import CFG, Regex
 
 from draftwood import InvalidInput, create, custom_generate, zoo
 from draftwood.protocols import registry
-from draftwood.strategies.constraints.outlines import OutlinesConstraint
 
 TOKENIZER: Any = zoo.tokenizer()
 PROMPTS = ["Answer: ", "The number is", "{"]
-DIGITS = Regex(r"[a-z]{3,12} [0-9]{2,4}")
-GRAMMAR = '?start: NAME "=" NUMBER\nNAME: /[a-z]{1,6}/\nNUMBER: /[0-9]{1,4}/\n'
-
-
-class Review(pydantic.BaseModel):
-    label: Literal["positive", "negative"]
-    score: int = pydantic.Field(ge=0, le=9)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def uncompiled():
-    """outlines compiles the function that masks scores, which takes seconds here."""
-    with torch.compiler.set_stance("force_eager"):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -66,37 +48,6 @@ def compiled(schema, model):
     return xgrammar.GrammarCompiler(info).compile_json_schema(schema)
 
 
-@pytest.mark.parametrize("kind", [DIGITS, Literal["yes", "no", "yesterday"], int, Review], ids=str)
-def test_outlines_own_call(kind, model, speculative):
-    ask: Any = outlines.from_transformers(model, TOKENIZER)
-    options: Any = {"max_new_tokens": 24, "do_sample": False}
-    plain = ask(PROMPTS[0], kind, **options)
-    assert ask(PROMPTS[0], kind, **options, custom_generate=speculative) == plain
-    generator = outlines.Generator(ask, kind)
-    for _ in range(2):  # outlines begins its processor anew for every call
-        assert generator(PROMPTS[0], **options, custom_generate=speculative) == plain
-    batch = ask.batch(PROMPTS, kind, **options)
-    assert ask.batch(PROMPTS, kind, **options, custom_generate=speculative) == batch
-
-
-@pytest.mark.parametrize(
-    ("kind", "backend"),
-    [
-        *[
-            (kind, backend)
-            for kind in (DIGITS, Review)
-            for backend in ("outlines_core", "xgrammar", "llguidance")
-        ],
-        (CFG(GRAMMAR), "llguidance"),  # for which this grammar is written
-    ],
-)
-def test_outlines_backends(kind, backend, model, speculative):
-    generator = outlines.Generator(outlines.from_transformers(model, TOKENIZER), kind, backend=backend)
-    options: Any = {"max_new_tokens": 24, "do_sample": False, "repetition_penalty": 1.2}
-    plain = generator.batch(PROMPTS, **options)
-    assert generator.batch(PROMPTS, **options, custom_generate=speculative) == plain
-
-
 def test_xgrammars_own_processor(model, speculative):
     schemas = [
         f'{{"type":"object","properties":{{"{n}":{{"type":"integer"}}}},"required":["{n}"]}}' for n in "abc"
@@ -114,7 +65,8 @@ def test_xgrammars_own_processor(model, speculative):
     processor = xgrammar.contrib.hf.LogitsProcessor(grammars[0])
     texts = model.generate(**options, logits_processor=[processor], custom_generate=speculative)
     written = TOKENIZER.batch_decode(texts[:, options["input_ids"].shape[1] :])
-    assert all(re.match(r'\{\s*"a"\s*:', text) for text in written), written
+    # Spaces are allowed, so a short text may end before the name.
+    assert all(re.match(r'\{\s*("a"\s*:|$)', text) for text in written), written
 
 
 def test_scores_are_those_of_generate(model, speculative):
@@ -164,22 +116,3 @@ def test_what_cannot_be_followed_is_told(model, speculative):
 
     with pytest.raises(InvalidInput, match="LLGuidanceConstraint, XGrammarConstraint"):
         model.generate(**options, logits_processor=[Counts()], custom_generate=speculative)
-
-
-def test_an_automaton_follows_any_path():
-    ask: Any = outlines.from_transformers(zoo.load("llama-draft"), TOKENIZER)
-    generator: Any = outlines.Generator(ask, Regex("a+b?"))
-    index = generator.logits_processor.index
-    constraint: Any = OutlinesConstraint(index)
-    a, b, x = (TOKENIZER.convert_tokens_to_ids(letter) for letter in "abx")
-    state = constraint.start([3, 4])
-    first = constraint.advance(state, a)
-    assert constraint.advance(state, b) is None
-    assert constraint.advance(first, x) is None
-    assert constraint.advance(first, -1) is None
-    last = constraint.advance(first, b)
-    end = TOKENIZER.eos_token_id
-    masks = constraint.masks([state, first, last], 200)
-    assert masks[:, [a, b, end]].tolist() == [[True, False, False], [True, True, True], [False, False, True]]
-    assert constraint.advance(last, end) == last  # texts that go on after their end stay there
-    assert constraint.advance(last, a) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,9 @@ def beside(name: str, folder: Path, *, target: str | None = None) -> BesideLayer
     return BesideLayer(load(model_of(KINDS[target or name]).double()), load_layer(folder))
 
 
-@pytest.mark.parametrize("name", some_of(KINDS, (*USUAL, "qwen3.5", "ernie", "glm-sparse", "longcat")))
+@pytest.mark.parametrize(
+    "name", some_of(KINDS, (*USUAL, "qwen3.5", "ernie", "glm-sparse", "longcat", "exaone"))
+)
 def test_a_tree_is_its_paths_by_transformers_own_layers(name: str, folders: Any) -> None:
     """Checks DeepSeek-V3 and GLM-4.5 against `MtpModel` of transformers, which reads the same files."""
     drafter = beside(name, folders(name))
@@ -388,3 +391,10 @@ def test_an_ernie_without_its_layer_is_told(tmp_path: Path) -> None:
     model_of(KINDS["ernie"]).save_pretrained(tmp_path)
     with pytest.raises(InvalidInput, match=r"holds no MTP layer \(no tensor begins with model.mtp_\)"):
         load_layer(tmp_path)
+
+
+def test_a_layer_of_k_exaone_that_attends_in_a_window_is_refused(folders: Any, tmp_path: Path) -> None:
+    shutil.copytree(folders("exaone"), tmp_path / "windowed")
+    describe(tmp_path / "windowed", mtp_layer_types=["sliding_attention"], mtp_sliding_windows=[128])
+    with pytest.raises(UnsupportedModel, match=r"mtp_layer_types is \['sliding_attention'\] in .*windowed"):
+        load_layer(tmp_path / "windowed")

@@ -109,6 +109,7 @@ def test_a_layer_that_is_refused(
     [
         ("deepseek_v4", "have sparse attention over compressed keys"),
         ("mimo_v2_flash", "are several and attend in a window"),
+        ("exaone4_5", "attend in a window"),
     ],
 )
 def test_models_whose_layers_compute_something_else(kind: str, reason: str, tmp_path: Path) -> None:

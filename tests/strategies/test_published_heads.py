@@ -30,7 +30,7 @@ REFUSED = {
     "angelslim-hunyuan-1.8b-eagle3": "rotation is 'dynamic' in .*, which changes as a text grows",
     "angelslim-qwen3-dflare": "'QwenDFlareDraftModel' in .*, which has projections of the context",
     "poolside-laguna-dflash": "model_type is 'laguna' in .*; layers like Qwen3's are read",
-    "torchspec-dflash": "block_size is None in .*; a head needs a whole number",
+    "torchspec-dflash": "block_size is None in .*give it as -o block_size=NUMBER",
     "gemma4-text-dspark": "has the key 'global_head_dim', which is not known here",
     "specforge-dflash-linear": "'DFlashLinearDraftModel' in .*, which has a recurrent memory of the text",
     "specforge-dspark-mla": "has the key 'kv_lora_rank', which belongs to layers with latent attention",
@@ -48,12 +48,24 @@ REFUSED = {
     "nemo-qwen3-8b-dflash2": "'Qwen3DFlash2DraftModel' in .*, which has the layers of DFlash 2",
     "speculators-0.9-dflash2": "'dflash2' .*are read",
     "speculators-0.9-xpress": "'xpress' .*are read",
+    "fork-deepseek-v4-flash-dspark": "model_type is 'deepseek_v4' in .*; layers like Qwen3's are read",
+    "fork-minimax-m2.7-dflash-without-mask": "mask_token_id is None in .*; give a token below 160",
+    "fork-qwen3-4b-dspark-all-mask": "has the key 'dspark_anchor_token_input', which is not known here",
+    "fork-qwen3-4b-dspark-context-only": "has the key 'dspark_block_attention', which is not known here",
+    "fork-qwen3-4b-dspark-mla-window": "has the key 'draft_attention_type', which is not known here",
+    "fork-qwen3-4b-pspr": "'PSPRDraftModel' in .*, which has layers that choose among the tokens",
+    "fork-qwen3-8b-dconv": "'DConvDraftModel' in .*, which has convolutions over the tokens before a slot",
+    "torchspec-gpt-oss-20b-dflash": "block_size is None in .*give it as -o block_size=NUMBER",
+    "torchspec-qwen3-8b-eagle3-gated": "model_type is 'llama_gated' in .*; layers like Llama's are read",
+    "torchspec-qwen3-8b-flowspec": "model_type is 'flowspec' in .*; layers like Llama's are read",
+    "torchspec-qwen3-dspark-of-type-qwen3-dspark": "block_size is None in .*give it as -o block_size=NUMBER",
+    "torchspec-qwen3.6-35b-dflash": "block_size is None in .*give it as -o block_size=NUMBER",
     "specforge-qwen3-8b-p-eagle": "needs the token there .* give it as -o mask_token_id=NUMBER",
 }
 
 
 def is_block(described: dict[str, Any]) -> bool:
-    named = any("DFlash" in name for name in described["architectures"])
+    named = any("DFlash" in name or "DSpark" in name for name in described["architectures"])
     return named or "block_size" in described or "dflash_config" in described
 
 
@@ -107,7 +119,7 @@ DRAFTERS = (Eagle3, PEagle, BlockDrafter, Mtp)
 
 
 def test_all_of_them_are_here() -> None:
-    assert (len(CONFIGS), len(PAIRS), len(PARALLEL), len(BLOCKS)) == (148, 78, 2, 45)
+    assert (len(CONFIGS), len(PAIRS), len(PARALLEL), len(BLOCKS)) == (170, 83, 2, 50)
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
@@ -201,6 +213,16 @@ def test_a_block_drafter_has_the_states_of_its_forward(name: str, tmp_path: Path
     ]
     found = head(slots.unsqueeze(0), known, torch.tensor([TEXT]))
     torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_block_drafter_of_torchspec_is_told_its_block_size(tmp_path: Path) -> None:
+    described, tensors = written("torchspec-gpt-oss-20b-dflash", tmp_path)
+    assert load_block(tmp_path, block_size=8).config.block_size == 8
+    for told in ({"block_size": 8}, {"dflash_config": {"block_size": 8}}):
+        write(tmp_path, {**described, **told}, tensors)
+        assert load_block(tmp_path, block_size=8).config.block_size == 8
+        with pytest.raises(InvalidInput, match="block_size=16 is not that of .*, 8; leave it out"):
+            load_block(tmp_path, block_size=16)
 
 
 def test_a_p_eagle_head_of_specforge_needs_its_mask(tmp_path: Path) -> None:

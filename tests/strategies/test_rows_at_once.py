@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftwood import CounterRandomness, Growing, Randomness, TreeBatch, TreePolicy
+from draftwood import CounterRandomness, Growing, LevelPlan, Randomness, TreeBatch, TreePolicy
 from draftwood.protocols import policy_states
 from draftwood.strategies.policies.beam import Beam
 from draftwood.strategies.policies.chain import Chain
@@ -96,6 +96,7 @@ def test_the_trees_are_those_that_rows_grow_alone(
 PLANNED: list[TreePolicy] = [
     LayeredDySpec(14, depth=4, law="top-k"),
     LayeredDySpec(3, depth=2, law="top-k", threshold=0.05),
+    LayeredDySpec(4, depth=6, law="top-k"),
     Beam(3, 3),
     Beam(3, 4, budget=7),
     ExpandRerank(depth=3, branching=4, width=3, budget=10),
@@ -123,6 +124,26 @@ def test_planned_trees_are_those_that_rows_grow_alone(
     for row, tree in enumerate(trees or ()):
         (alone,) = grown(policy, [roots[row]], [CounterRandomness.seeded(seed + row)], [drafts[row]])
         assert difference(alone, tree) is None
+
+
+@settings(max_examples=60)
+@given(
+    vocab=st.sampled_from([2, 7]),
+    budget=st.integers(1, 6),
+    seed=st.integers(0, 10**6),
+    dead=st.booleans(),
+    flat=st.booleans(),
+)
+def test_levels_narrow_to_what_a_tree_can_hold_and_lose_nothing(
+    vocab: int, budget: int, seed: int, dead: bool, flat: bool
+) -> None:
+    one = draft(vocab, seed, dead=dead, flat=flat, dtype=torch.float32)
+    policy, rngs = LayeredDySpec(budget, depth=6, law="top-k"), [CounterRandomness.seeded(seed)]
+    (tree,) = grown(policy, [0], rngs, [one])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LevelPlan, "useful", lambda plan, level: plan.width)
+        (wide,) = grown(policy, [0], rngs, [one])
+    assert difference(wide, tree) is None
 
 
 def test_a_policy_without_a_plan_has_its_levels_asked_for() -> None:

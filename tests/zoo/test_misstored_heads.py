@@ -13,11 +13,13 @@ import torch
 
 from benchmarks.research.head_faults import FAULTS
 from draftwood import zoo
+from draftwood.strategies.heads.config import Latent
 from draftwood.zoo.heads.known_text import ReadText
 from draftwood.zoo.heads.loading import load_for
 from draftwood.zoo.heads.misstored import restored, with_weights
 from draftwood.zoo.heads.settings import compared
-from tests.strategies import block_heads, test_p_eagle
+from draftwood.zoo.heads.variants import weight_variants
+from tests.strategies import block_heads, feature_heads, test_p_eagle
 from tests.zoo.test_broken_heads import EAGLE, backend, broken, checked, target, texts
 
 CAUSES = {
@@ -76,3 +78,33 @@ def test_what_is_exchanged_twice_is_as_it_was() -> None:
             twice = dict(with_weights(other, again[back]).named_parameters())
             assert all(torch.equal(twice[key], one) for key, one in stored.items()), name
         assert all(one is stored[key] for key, one in head.named_parameters())
+
+
+@pytest.mark.parametrize("query_rank", [8, None])
+@torch.no_grad()
+def test_latent_attention_is_tried_with_its_halves_exchanged_and_otherwise_rotated(
+    query_rank: int | None,
+) -> None:
+    sizes = Latent(query_rank=query_rank, rank=6, plain_dim=4, rope_dim=6, value_dim=5)
+    head = feature_heads.random_head(feature_heads.config(latent=sizes))
+    embeddings, states = torch.randn(2, 1, 5, feature_heads.WIDTH, dtype=torch.float64)
+    layer, config = head.midlayer, head.config
+    made: dict[str, Any] = {one.name: one.head for one in weight_variants(head, feature_heads.target())}
+    assert made["rotation of halves"].config == attrs.evolve(
+        config, latent=attrs.evolve(sizes, interleaved=False)
+    )
+    read = torch.cat([embeddings, states], -1)
+    other = made["embedding and state exchanged"].midlayer.self_attn
+    for mine, theirs in zip(
+        layer.self_attn.keys_values(read, lambda one: one),
+        other.keys_values(torch.cat([states, embeddings], -1), lambda one: one),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs)
+    names = [
+        name for name, weight in layer.self_attn.named_parameters() if weight.shape[1:] == read.shape[-1:]
+    ]
+    assert len(names) == 2
+    assert not any(
+        torch.equal(layer.self_attn.get_parameter(name), other.get_parameter(name)) for name in names
+    )

@@ -23,6 +23,8 @@ Head = Eagle3Head | BlockHead | PEagleHead
 _BASES = (10_000.0, 500_000.0, 1_000_000.0)
 _ONE_TABLE = 0.2  # relative distance of two tables of words below which they are one table
 _WHOLE = {"partial_rotary_factor": 1.0}
+# Projections that read embedding and state, the last two of latent attention.
+_READ_BOTH = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
 
 
 @attrs.frozen(eq=False)
@@ -78,13 +80,21 @@ def weight_variants(head: Head, target: Any) -> Iterator[Variant]:
     yield from _of_basis(head, target)
     config = head.config
     turned = None
-    if not (isinstance(config, Eagle3Config) and config.latent):
+    if isinstance(config, Eagle3Config) and config.latent:
+        other = not config.latent.interleaved
+        yield Variant(
+            f"rotation of {'neighbours' if other else 'halves'}",
+            f"its keys are rotated otherwise; write rope_interleave: {str(other).lower()} into its config",
+            with_config(head, {"latent": attrs.evolve(config.latent, interleaved=other)}),
+        )
+    else:
         turned = int(config.head_dim * {**_WHOLE, **config.rope}["partial_rotary_factor"])
     for one in restored(head, head_dim=config.head_dim, rotated=turned):
         yield Variant(one.name, one.cause, with_weights(head, one.weights))
     if isinstance(head, Eagle3Head):
-        names = [f"midlayer.self_attn.{name}_proj.weight" for name in "qkv"]
-        weights = {name: torch.cat(head.get_parameter(name).chunk(2, 1)[::-1], 1) for name in names}
+        read = {f"midlayer.self_attn.{name}.weight" for name in _READ_BOTH}
+        read &= {name for name, _ in head.named_parameters()}
+        weights = {name: torch.cat(head.get_parameter(name).chunk(2, 1)[::-1], 1) for name in read}
         yield Variant(
             "embedding and state exchanged",
             "its projections expect the state before the embedding; exchange the halves of their weights",

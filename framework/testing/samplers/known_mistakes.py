@@ -45,14 +45,19 @@ def _moved(rows: Tensor, by: int) -> Tensor:
     return rows[torch.arange(len(rows)).add(by).clamp(0, len(rows) - 1)]
 
 
-def _ratio(step: Step) -> float:
+def ratio_of(step: Step) -> float:
     target, draft = float(step.target[step.token]), float(step.draft[step.token])
     return target / draft if draft else 1.0
 
 
-def _residual(step: Step) -> Tensor:
-    left = (step.target - step.draft).clamp(min=0)
-    return left if left.any() else step.target
+def residual_of(target: Tensor, draft: Tensor) -> Tensor:
+    """Returns the weights max(T - D, 0), and the target where rounding leaves none."""
+    left = (target - draft).clamp(min=0)
+    return left if left.any() else target
+
+
+def residual_at(step: Step) -> Tensor:
+    return residual_of(step.target, step.draft)
 
 
 def _without_token(step: Step) -> Tensor:
@@ -65,7 +70,7 @@ def _certain(weights: Tensor) -> Tensor:
     return torch.zeros_like(weights).index_fill(0, weights.argmax(), 1)
 
 
-def _sharpened(weights: Tensor, temperature: float) -> Tensor:
+def sharpened(weights: Tensor, temperature: float) -> Tensor:
     sharp = weights ** (1 / temperature)
     return sharp / sharp.sum()
 
@@ -78,11 +83,11 @@ def _not_renormalised(step: Step) -> Tensor:
 
 
 def _by_the_rejecting_coin(step: Step) -> Tensor:
-    heights = _residual(step).cumsum(0)
+    heights = residual_at(step).cumsum(0)
     heights = heights / heights[-1]
     # The coin is uniform between the ratio, which it did not stay below, and 1.
-    above = (heights - min(_ratio(step), 1.0)).clamp(min=0)
-    return _or(above.diff(prepend=above.new_zeros(1)), _residual(step))
+    above = (heights - min(ratio_of(step), 1.0)).clamp(min=0)
+    return _or(above.diff(prepend=above.new_zeros(1)), residual_at(step))
 
 
 def _kept(weights: Tensor, kept: int) -> Tensor:
@@ -105,9 +110,9 @@ def _or(weights: Tensor, otherwise: Tensor) -> Tensor:
     return weights if weights.any() else otherwise
 
 
-def _cooled(step: Step, side: str, temperature: float) -> Step:
+def cooled_step(step: Step, side: str, temperature: float) -> Step:
     rows = step.drafts if side == "draft" else step.targets
-    cooled = torch.stack([_sharpened(row, temperature) for row in rows])
+    cooled = torch.stack([sharpened(row, temperature) for row in rows])
     return attrs.evolve(step, drafts=cooled) if side == "draft" else attrs.evolve(step, targets=cooled)
 
 
@@ -124,8 +129,8 @@ class Mistake:
     """
 
     says: str
-    ratio: Callable[[Step], float] = _ratio
-    left: Callable[[Step], Tensor] = _residual
+    ratio: Callable[[Step], float] = ratio_of
+    left: Callable[[Step], Tensor] = residual_at
     last: Callable[[Step], Tensor | None] = lambda step: step.targets[-1]
     shared: bool = False
 
@@ -143,8 +148,8 @@ def _other_draft_row(by: int, parts: tuple[str, ...]) -> Mistake:
     acts = {"ratio": "it tests", "left": "after a rejection it draws"}
     act = "it tests and draws" if len(parts) > 1 else acts[parts[0]]
     changed: dict[str, Any] = {
-        "ratio": lambda step: _ratio(step.draft_moved(by)),
-        "left": lambda step: _residual(step.draft_moved(by)),
+        "ratio": lambda step: ratio_of(step.draft_moved(by)),
+        "left": lambda step: residual_at(step.draft_moved(by)),
     }
     return Mistake(
         f"{act} by the draft's rows shifted by one: the row {'after' if by > 0 else 'before'} its own; take "
@@ -179,8 +184,8 @@ def _rounded(dtype: torch.dtype, sides: tuple[str, ...]) -> Mistake:
     name = str(dtype).removeprefix("torch.")
     return Mistake(
         f"{whose} probabilities are rounded to {name} before the test; make them in float32.",
-        ratio=lambda step: _ratio(seen(step)),
-        left=lambda step: _residual(seen(step)),
+        ratio=lambda step: ratio_of(seen(step)),
+        left=lambda step: residual_at(seen(step)),
         last=lambda step: seen(step).targets[-1],
     )
 
@@ -200,7 +205,7 @@ KNOWN = (
         ratio=lambda step: float(step.target[step.token]),
         left=_without_token,
     ),
-    Mistake("it accepts with D / T; accept with T / D.", ratio=lambda step: 1 / max(_ratio(step), 1e-300)),
+    Mistake("it accepts with D / T; accept with T / D.", ratio=lambda step: 1 / max(ratio_of(step), 1e-300)),
     Mistake(
         "after a rejection it draws from the draft; draw from the residual max(T - D, 0).",
         left=lambda step: step.draft,
@@ -224,31 +229,31 @@ KNOWN = (
     ),
     Mistake(
         "after a rejection it takes the residual's most likely token; draw from the residual.",
-        left=lambda step: _certain(_residual(step)),
+        left=lambda step: _certain(residual_at(step)),
     ),
     Mistake(
         "after a rejection it draws from the residual of the first step; take that of the rejected step.",
-        left=lambda step: _residual(attrs.evolve(step, index=0)),
+        left=lambda step: residual_at(attrs.evolve(step, index=0)),
     ),
     Mistake(
         "it tests and draws by the target's rows shifted by one: the row after the drafted token; take the "
         "row before it.",
-        ratio=lambda step: _ratio(step.moved(1)),
-        left=lambda step: _residual(step.moved(1)),
+        ratio=lambda step: ratio_of(step.moved(1)),
+        left=lambda step: residual_at(step.moved(1)),
     ),
     Mistake(
         "it tests by the target's row after the drafted token; take the row before it.",
-        ratio=lambda step: _ratio(step.moved(1)),
+        ratio=lambda step: ratio_of(step.moved(1)),
     ),
     Mistake(
         "after a rejection it draws from the residual of the target's next row; take the row that was "
         "tested.",
-        left=lambda step: _residual(step.moved(1)),
+        left=lambda step: residual_at(step.moved(1)),
     ),
     Mistake(
         "it tests by the parent's row of the target; take the row of the step itself.",
-        ratio=lambda step: _ratio(step.moved(-1)),
-        left=lambda step: _residual(step.moved(-1)),
+        ratio=lambda step: ratio_of(step.moved(-1)),
+        left=lambda step: residual_at(step.moved(-1)),
     ),
     Mistake(
         "the token after a draft that is accepted as a whole comes from the row before the last; take the "
@@ -280,7 +285,7 @@ KNOWN = (
     ),
     Mistake(
         "it accepts where T >= D and rejects otherwise, without a coin; accept with probability T / D.",
-        ratio=lambda step: float(_ratio(step) >= 1),
+        ratio=lambda step: float(ratio_of(step) >= 1),
     ),
     Mistake(
         "it accepts only the target's most likely token; accept with T / D.",
@@ -289,7 +294,7 @@ KNOWN = (
     Mistake(
         "it tests with the product of the ratios so far, as block verification does, but with its own coin "
         "at every step; test each step with its own T / D.",
-        ratio=lambda step: math.prod(_ratio(attrs.evolve(step, index=i)) for i in range(step.index + 1)),
+        ratio=lambda step: math.prod(ratio_of(attrs.evolve(step, index=i)) for i in range(step.index + 1)),
     ),
     Mistake(
         "it accepts with the draft's probability D; accept with T / D.",
@@ -297,7 +302,7 @@ KNOWN = (
     ),
     Mistake(
         "after a rejection it draws from the residual of the last step; take that of the rejected step.",
-        left=lambda step: _residual(attrs.evolve(step, index=len(step.tokens) - 1)),
+        left=lambda step: residual_at(attrs.evolve(step, index=len(step.tokens) - 1)),
     ),
     Mistake(
         "it draws from the softmax of the residual; the residual is a distribution already, up to its sum.",
@@ -314,12 +319,12 @@ KNOWN = (
     *(_row_of_the_target(place, index) for place, index in (("first", 0), ("last", -1))),
     Mistake(
         "after a rejection it draws uniformly among the tokens of the residual; draw by its weights.",
-        left=lambda step: (_residual(step) > 0).double(),
+        left=lambda step: (residual_at(step) > 0).double(),
     ),
     Mistake(
         "the token after a draft that is accepted as a whole comes from the last step's residual; draw it "
         "from the target's last row.",
-        last=lambda step: _residual(step),
+        last=lambda step: residual_at(step),
     ),
     *(_other_draft_row(by, parts) for by in (1, -1) for parts in (("ratio", "left"), ("ratio",), ("left",))),
     *(
@@ -329,12 +334,12 @@ KNOWN = (
     ),
     Mistake(
         "a drafted token with the number 0 is always rejected, as if it were padding; test it as any other.",
-        ratio=lambda step: _ratio(step) if step.token else 0.0,
+        ratio=lambda step: ratio_of(step) if step.token else 0.0,
     ),
     Mistake(
         "after a rejection of a token that the target forbids it draws from the target; draw from "
         "the residual there too.",
-        left=lambda step: _residual(step) if float(step.target[step.token]) > 0 else step.target,
+        left=lambda step: residual_at(step) if float(step.target[step.token]) > 0 else step.target,
     ),
     *(
         _filtered_later(kept, parts)
@@ -342,47 +347,3 @@ KNOWN = (
         for parts in (("left", "last"), ("left",), ("last",))
     ),
 )
-
-
-def _family(side: str, where: str) -> Callable[[float], Mistake]:
-    """Returns the mistake of an extra temperature, as a function of that temperature."""
-
-    def mistake(temperature: float) -> Mistake:
-        def cooled(rule: Callable[[Step], Any]) -> Callable[[Step], Any]:
-            return lambda step: rule(_cooled(step, side, temperature))
-
-        parts: dict[str, Any] = {}
-        if "test" in where:
-            parts["ratio"] = cooled(_ratio)
-        if "residual" in where:
-            parts["left"] = cooled(_residual)
-        if "last token" in where:
-            parts["last"] = cooled(lambda step: step.targets[-1])
-        place = "" if side == "draft" and where == "test and residual" else f" in the {where}"
-        return Mistake(
-            f"the {side} has an extra temperature ({temperature:.3g}){place}; target and draft as they were "
-            "drawn belong into test and residual.",
-            **parts,
-        )
-
-    return mistake
-
-
-def _lenient(factor: float) -> Mistake:
-    return Mistake(
-        f"it accepts with {factor:.3g} T / D, not with T / D; leave the factor out.",
-        ratio=lambda step: factor * _ratio(step),
-    )
-
-
-FAMILIES = (
-    _lenient,
-    *(
-        _family(side, where)
-        for side in ("draft", "target")
-        for where in ("test and residual", "test", "residual")
-    ),
-    _family("target", "last token"),
-    _family("target", "test, the residual and the last token"),
-)
-"""Mistakes with one number that is not known: a temperature, or a factor, between 1/8 and 8."""

@@ -57,7 +57,11 @@ class LazyChance:
     @property
     def resolution(self) -> float:
         """Returns the rounding error of an event's probability, due to the steps of the drawn uniforms."""
-        return sum(1 / points for low, end, points in self._bounds if (low, end) != (0, points))
+        return sum(
+            1 / points
+            for base, (low, end, points) in enumerate(self._bounds)
+            if (low, end) != (0, points) or base in self._raced
+        )
 
     def uniform(self, points: int = 2**53, kind: type[np.floating[Any]] = np.float64) -> LazyNumber:
         """Returns one of `points` evenly spaced numbers in [0, 1)."""
@@ -137,6 +141,8 @@ class LazyChance:
             )
         self._raced |= set(bases)
         rates = [one.rate if isinstance(one, LazyNumber) else 0.0 for one in numbers]
+        if not any(rates):  # all are alike: 0 / T, or -inf
+            return [*range(count)]
         if count == 1:
             return [self.rng.choose(torch.tensor(rates, dtype=torch.float64))]
         drawn = self.rng.without_replacement(torch.tensor(rates, dtype=torch.float64), count)

@@ -8,8 +8,10 @@ import attrs
 
 from draftwood.laws.randomness import Randomness
 from draftwood.testing.proofs.enumerator import enumerate_outcomes
-from draftwood.testing.samplers.known_mistakes import FAMILIES, KNOWN, Mistake, Step
+from draftwood.testing.samplers.known_mistakes import KNOWN, Mistake, Step
 from draftwood.testing.samplers.known_tree_mistakes import KNOWN_OF_TREES, TreeMistake
+from draftwood.testing.samplers.mistake_families import FAMILIES
+from draftwood.testing.samplers.mistakes_by_part import of_its_parts
 from draftwood.testing.samplers.sampler_cases import Draft
 
 Emitted = dict[tuple[int, ...], float]
@@ -57,7 +59,8 @@ def _enumerated(run: Callable[[Randomness], tuple[int, ...]]) -> Emitted:
 def likely_mistake(evidence: Evidence, tolerance: float) -> str:
     """The mistake whose law on every draft is the sampler's, in a sentence; empty if none is.
 
-    Where several have this law none is named.
+    Where several have this law none is named. Where none has it each part of a sampler of chains is looked at
+    by itself: two may be wrong, or the wrong part be known and its rule not.
     """
     # The drafts that are made most often tell most mistakes apart.
     evidence = sorted(evidence, key=lambda pair: -pair[0].weight)
@@ -72,7 +75,10 @@ def likely_mistake(evidence: Evidence, tolerance: float) -> str:
         ]
 
     found = explaining(KNOWN) or explaining(_fitted(evidence, tolerance))
-    return found[0] if len(found) == 1 else ""
+    if found:
+        return found[0] if len(found) == 1 else ""
+    of_parts, rest = of_its_parts(evidence, tolerance)
+    return rest if of_parts is None else "".join(explaining([of_parts]))
 
 
 def _of_tree(evidence: Evidence, tolerance: float) -> str:

@@ -39,6 +39,9 @@ from draftwood.testing.samplers.torch_randomness import RAISED
 _FINE = 1e-5
 """Largest error from the steps of uniforms that a tolerance allows: above that of some float32 uniforms."""
 
+_SINGLE = 1e-6
+"""Largest error that rounding to float32 makes."""
+
 _LOOKED_AT = 12
 """Drafts that are repeated, or compared with ordinary calls, before a verdict."""
 
@@ -64,8 +67,8 @@ def prove_sampler(
 
     Args:
         tolerance: largest difference of a sequence's probability. None: 1e-9, and 1e-6 where
-            probabilities are float32 or less; and what the steps of its uniforms make, `report.resolution`,
-            if they are float32 or finer.
+            probabilities are float32 or less, or the sampler computes in float32 with torch; and what the
+            steps of its uniforms make, `report.resolution`, if they are float32 or finer.
 
     Returns:
         The report, with the error.
@@ -96,6 +99,8 @@ def prove_sampler(
     elif report.verdict == "biased":
         chance = "" if report.p_value is None else f" (p = {report.p_value:.2g})"
         what = f"{name} is biased{chance}: {report.counterexample}"
+        if report.p_value is None and report.error <= _SINGLE:
+            what += "\nAn error so small may be rounding: if it computes in float32, give tolerance=1e-6."
     if what:
         raise LawBroken(what, error=report.error, likely=report.likely)
     return report
@@ -201,12 +206,15 @@ def measure_sampler(
             errors[name] = law_found.error(expected_law)
             expected[name] = _mean_tokens(possible, emitted)
             worst.see(name, law_found, expected_law, possible, emitted)
+    exact = 1e-9 if dtype == torch.float64 else _SINGLE
     if samples is None:
+        told = [worst.likeliest, *worst.evidence[: _LOOKED_AT - 1]]
         against = bool(checked.fault) or max(errors.values()) > _FINE
         if against:
-            checked.look_again([drawn for drawn, _ in worst.evidence[:_LOOKED_AT]])
-        told = [worst.likeliest, *worst.evidence[: _LOOKED_AT - 1]]
+            checked.look_again([drawn for drawn, _ in told])
         checked.compare_with_calls(told, CALLS if against else FEWER_CALLS)
+        if exact < max(errors.values()) <= _SINGLE and checked.in_float32(worst.likeliest[0]):
+            exact = _SINGLE
     return SamplerReport(
         errors=errors,
         expected_tokens=expected,
@@ -219,7 +227,7 @@ def measure_sampler(
         resolution=checked.resolution,
         fault_chance=checked.fault_chance if samples is None and checked.fault else None,
         # Uniforms of bfloat16 or float16 bias a sampler: theirs is no rounding error that one may have.
-        tolerance=(1e-9 if dtype == torch.float64 else 1e-6) + min(checked.resolution, _FINE),
+        tolerance=exact + min(checked.resolution, _FINE),
     )
 
 
@@ -290,6 +298,11 @@ def _likely(fault: str, worst: _Worst) -> str:
     if "nan" in fault:
         return (
             "a residual that rounding left empty is divided by its sum of 0; fall back to the target there."
+        )
+    if "does not exist" in fault and worst.error < 1e-6:
+        return (
+            "a uniform or a sum that is rounded up finds a place after the last token; keep the place within "
+            "the vocabulary."
         )
     if fault.startswith("emits") and worst.error < 1e-6:
         return "it tests coin <= p, so that a coin of 0 accepts what has probability 0; test coin < p."

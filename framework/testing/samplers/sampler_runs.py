@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from traceback import walk_tb
+from functools import partial
 from typing import Any, TypeVar
 
 import attrs
 import torch
 from torch import Tensor
 
-from draftwood.base.errors import DraftwoodError, InvalidDistribution, InvalidInput
-from draftwood.base.machine_faults import machine_fault
+from draftwood.base.errors import DraftwoodError, InvalidInput
 from draftwood.testing.diagnosis.intervals import CannotEnumerate, UnseenChance, split_uniforms
 from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.diagnosis.tree_text import tree_as_text
@@ -23,6 +22,12 @@ from draftwood.testing.proofs.hidden_randomness import drawn_from, kept_states, 
 from draftwood.testing.samplers.continued_laws import Emitted, Text
 from draftwood.testing.samplers.ordinary_calls import compare_with_calls
 from draftwood.testing.samplers.sampler_cases import PROMPT, Draft, SamplerCase, likely_breaks
+from draftwood.testing.samplers.sampler_errors import (
+    comes_of_enumeration,
+    may_come_of_enumeration,
+    raise_where_it_is_no_fault,
+)
+from draftwood.testing.samplers.single_precision import computes_in_float32
 from draftwood.testing.samplers.torch_randomness import RAISED, as_tokens, torch_randomness
 from draftwood.testing.samplers.unseen_sources import source_of
 from draftwood.testing.samplers.used_generators import UsedGenerators
@@ -50,15 +55,11 @@ _MOST_CHOICES = 200
 _REPEATS = 12
 """Runs of a draft's first outcome before a verdict against a sampler."""
 
+_EVERY = 4
+"""Where uniforms are given, the first and every fourth call on a draft is repeated."""
+
 _TRIALS = 100
 """Calls with ordinary random numbers that tell whether an error is the sampler's own."""
-
-_OF_FOREIGN_CODE = (TypeError, ValueError, AttributeError, RuntimeError, AssertionError)
-"""Errors of code that is given a random number which is not drawn yet."""
-
-_OURS = ("lazy_numbers.py", "lazy_tensors.py", "torch_randomness.py", "other_randomness.py")
-
-_DEVICE = re.compile(r"cuda|nvidia|rocm|\bxpu\b|\bmps\b|active drivers", re.IGNORECASE)
 
 
 @attrs.define(eq=False)
@@ -87,18 +88,28 @@ class CheckedSampler:
     _used: UsedGenerators = attrs.field(factory=UsedGenerators, init=False)
     _error: Exception | None = attrs.field(default=None, init=False)
     _raises: set[type] = attrs.field(factory=set, init=False)
+    _possible: set[tuple[Draft, Text]] = attrs.field(factory=set, init=False)
 
-    def enumerated(self, draft: Draft) -> Emitted:
+    def enumerated(self, draft: Draft, *, repeated: bool = False) -> Emitted:
         """The law of what comes of one draft.
+
+        Args:
+            draft: the draft.
+            repeated: whether every call is made twice where uniforms are given, not only some.
 
         Raises:
             CannotEnumerate: chance that is not seen, or that has no finite list of outcomes.
         """
         law: Emitted = {}
+        self._let_numba_compile(draft)
+        before = process_states()
+        points = itertools.count()
 
         def with_uniforms(u: Sequence[float]) -> Text:
             case = attrs.evolve(draft.case, uniforms=torch.tensor(u, dtype=self.dtype))
-            return self._twice(lambda: self._call(draft, case))
+            run = partial(self._call, draft, case)
+            again = repeated or next(points) % _EVERY == 0
+            return self._twice(run) if again else run()
 
         def with_chance(rng: Enumerator) -> Text:
             first = [rng]
@@ -140,16 +151,32 @@ class CheckedSampler:
                 f"The sampler has more than {_MOST_OUTCOMES} outcomes for one draft; take fewer drafted "
                 "tokens or a smaller vocabulary, or give samples=."
             ) from error
+        if hidden := drawn_from(before):
+            raise _unseen(", ".join(hidden))
         return law
+
+    def _let_numba_compile(self, draft: Draft) -> None:
+        """Call the sampler, if numba is there, which compiles functions at their first call.
+
+        It would find numpy's random functions replaced then, and never compile that function again.
+        """
+        if self.uniforms is None and "numba" in sys.modules and not self.calls:
+            for _ in range(_REPEATS):
+                # An error comes again where the sampler is judged.
+                with kept_states(), contextlib.suppress(Exception):
+                    self.sampler(_copied(draft.case))
 
     def look_again(self, possible: Sequence[Draft]) -> None:
         """Raise `UnseenChance` if a draft comes out otherwise when its first outcome is repeated often.
 
-        An unseen coin often falls alike twice, so a verdict against a sampler needs more than two runs.
+        An unseen coin often falls alike twice, so a verdict against a sampler needs more than two runs. Where
+        uniforms are given, every call on the first draft is repeated once.
         """
-        if self.uniforms is not None:
-            return
         calls = self.calls
+        if self.uniforms is not None:
+            self.enumerated(possible[0], repeated=True)
+            self.calls = calls
+            return
         for draft in possible:
             texts = set()
             for _ in range(_REPEATS):
@@ -170,6 +197,20 @@ class CheckedSampler:
         compare_with_calls(lambda draft: self._call(draft, draft.case), evidence, calls=calls, seed=self.seed)
         self.calls = before
 
+    def in_float32(self, draft: Draft) -> bool:
+        """Returns whether the sampler computes in float32 in one of several ordinary calls on a draft."""
+        before = self.calls, self.fault
+        with kept_states():
+            found = any(
+                computes_in_float32(partial(self._call, draft, self._with_uniforms(draft)))
+                for _ in range(_REPEATS)
+            )
+        self.calls, self.fault = before
+        return found
+
+    def _with_uniforms(self, draft: Draft) -> SamplerCase:
+        return attrs.evolve(draft.case, uniforms=torch.rand(self.uniforms or 0, dtype=self.dtype))
+
     def _twice(self, run: Callable[[], T]) -> T:
         """Returns what `run` gives; raises `UnseenChance` unless it gives it again and draws nothing else."""
         before = process_states()
@@ -183,16 +224,12 @@ class CheckedSampler:
         hidden = drawn_from(before)
         if len(given) == 2 and given[0] == given[1] and not hidden:
             return given[0]
-        source = source_of(run) or ", ".join(hidden) or "chance that is not seen here"
-        raise UnseenChance(
-            f"The sampler draws from {source}, so its outcomes cannot be listed; give samples=, or look up "
-            "torch.rand, random.random and their kin when it draws."
-        )
+        raise _unseen(source_of(run) or ", ".join(hidden) or "chance that is not seen here")
 
     def _check_raises(self, draft: Draft) -> None:
         """Raise `CannotEnumerate` if the sampler's error may come of numbers that are not drawn yet."""
         error = self._error
-        if not isinstance(error, _OF_FOREIGN_CODE) or type(error) in self._raises:
+        if error is None or type(error) in self._raises or not may_come_of_enumeration(error):
             return
         with kept_states():
             for _ in range(_TRIALS):
@@ -228,9 +265,8 @@ class CheckedSampler:
 
     def _alone(self, possible: Sequence[Draft], rows: Tensor) -> Iterator[tuple[int, Text, int, str]]:
         for index in rows.tolist():
-            u = torch.rand(self.uniforms or 0, dtype=self.dtype)
             draft = possible[index]
-            yield index, self._call(draft, attrs.evolve(draft.case, uniforms=u)), 1, ""
+            yield index, self._call(draft, self._with_uniforms(draft)), 1, ""
 
     def _together(self, possible: Sequence[Draft], rows: Tensor) -> Iterator[tuple[int, Text, int, str]]:
         shapes: dict[tuple[int, ...], list[int]] = {}
@@ -273,7 +309,7 @@ class CheckedSampler:
         except DraftwoodError:
             raise
         except Exception as error:
-            _raise_where_it_is_no_fault(error)
+            raise_where_it_is_no_fault(error)
             raise LawBroken(
                 f"The sampler raises ({type(error).__name__}: {error}) on a batch of {len(drafts)} drafts."
             ) from error
@@ -297,10 +333,11 @@ class CheckedSampler:
                 f"{error} It may draw until a draw fits, or never end; give samples= to tell these apart."
             ) from error
         except Exception as error:
-            _raise_where_it_is_no_fault(error)
-            if _comes_of_enumeration(error):
+            raise_where_it_is_no_fault(error)
+            if comes_of_enumeration(error):
+                what = f"{type(error).__name__}: {error}".partition("\n")[0]
                 raise CannotEnumerate(
-                    f"Its random numbers cannot be followed ({type(error).__name__}: {error}); give samples=."
+                    f"Its random numbers cannot be followed ({what}); give samples=."
                 ) from error
             self._error = error
             self._blame(draft, f"raises ({type(error).__name__}: {error})", case)
@@ -310,14 +347,24 @@ class CheckedSampler:
         return text
 
     def _judge(self, draft: Draft, text: Text, case: SamplerCase | None = None) -> None:
-        if not self.fault and (wrong := _wrong(draft, text)):
-            self._blame(draft, wrong, case)
+        if not self.fault and (draft, text) not in self._possible:
+            if wrong := _wrong(draft, text):
+                self._blame(draft, wrong, case)
+            else:
+                self._possible.add((draft, text))
 
     def _blame(self, draft: Draft, what: str, case: SamplerCase | None) -> None:
         if not self.fault:
             has_uniforms = case is not None and len(case.uniforms)
             at = f" at the uniforms {case.uniforms.tolist()}" if has_uniforms and case is not None else ""
             self.fault = f"{what}{at}, on the draft\n{tree_as_text(draft.tree, draft.target_probs)}"
+
+
+def _unseen(source: str) -> UnseenChance:
+    return UnseenChance(
+        f"The sampler draws from {source}, so its outcomes cannot be listed; give samples=, or look up "
+        "torch.rand, random.random and their kin when it draws."
+    )
 
 
 def _copied(case: SamplerCase) -> SamplerCase:
@@ -353,23 +400,3 @@ def _wrong(draft: Draft, text: Text) -> str:
         if not float(target.probs([*PROMPT, *before])[token]) > 0:
             return f"emits {text}, though the target gives token {token} probability 0 after {before}"
     return ""
-
-
-def _raise_where_it_is_no_fault(error: Exception) -> None:
-    """Raise where the machine is the reason of an error: it lacks a package, a device or memory."""
-    if isinstance(error, ImportError) or machine_fault(error) is not None:
-        raise error
-    if not torch.cuda.is_available() and _DEVICE.search(str(error)):
-        raise InvalidInput(
-            f"The sampler asks for a device that this machine does not have ({type(error).__name__}: "
-            f"{error}); run the proof where the device is."
-        ) from error
-
-
-def _comes_of_enumeration(error: Exception) -> bool:
-    """Returns whether an error is about numbers that are not drawn yet, rather than of the sampler."""
-    if isinstance(error, InvalidDistribution):
-        return False  # torch refuses such weights too
-    files = {frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)}
-    ours = any(file.endswith(_OURS) for file in files)
-    return ours or "Lazy" in str(error)

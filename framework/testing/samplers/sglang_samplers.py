@@ -106,16 +106,17 @@ class _Calls:
         options: thresholds and `deterministic`.
         seeded: whether rows have seeds instead of uniforms.
         device: of the function's tensors.
+        greedy: whether the function takes the target's most likely tokens instead of probabilities.
     """
 
     verify: Callable[..., None]
     options: dict[str, Any]
     seeded: bool = attrs.field(kw_only=True)
     device: torch.device | str = attrs.field(kw_only=True)
+    greedy: bool = attrs.field(init=False)
 
-    @property
-    def greedy(self) -> bool:
-        """Returns whether the function takes the target's most likely tokens instead of probabilities."""
+    @greedy.default
+    def _greedy(self) -> bool:
         return takes(self.verify, "target_predict")
 
     def verified(self, batch: SamplerCase, *, draft: bool) -> tuple[Tensor, Tensor]:

@@ -60,31 +60,44 @@ def matched(
     Raises:
         InvalidInput: the function lacks one of `needed`, or asks for one that `given` has not.
     """
+    # A sampler is called some ten thousand times with arguments of the same names.
+    matching = _known_matching if isinstance(function, Hashable) else _matching
+    by_position, by_name = matching(function, tuple(given), tuple(needed), name)
+    return [given[one] for one in by_position], {spelled: given[one] for spelled, one in by_name}
+
+
+def _matching(
+    function: Callable[..., Any], given: tuple[str, ...], needed: tuple[str, ...], name: str
+) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """Returns names of `given`: by position, and by name, each of these after the function's spelling."""
     signature = _signature(function)
     if signature is None:
-        return [], dict(given)
+        return (), tuple((one, one) for one in given)
     parameters = list(signature.parameters.values())
-    values = {_spelled(one): value for one, value in given.items()}
+    spelled = {_spelled(one): one for one in given}
     known = [one for one in parameters if one.kind not in _REST]
-    unknown = [one.name for one in known if _spelled(one.name) not in values and one.default is one.empty]
+    unknown = [one.name for one in known if _spelled(one.name) not in spelled and one.default is one.empty]
     kinds = {one.kind for one in parameters}
     open_to_names = inspect.Parameter.VAR_KEYWORD in kinds
     names = {_spelled(one.name) for one in known}
     lacking = [one for one in needed if _spelled(one) not in names]
     if not known and kinds and not open_to_names:
-        return list(given.values()), {}
+        return given, ()
     if unknown or (lacking and not open_to_names):
         what = f"asks for {unknown}" if unknown else f"does not take {lacking}"
         raise InvalidInput(
             f"{name} does not take the arguments that the adapter gives it ({what}): its signature is "
             f"{signature}, of a version that is not known here. Write a function of a SamplerCase yourself."
         )
-    taken = [one for one in known if _spelled(one.name) in values]
-    by_position = [values[_spelled(one.name)] for one in taken if one.kind is _POSITIONAL]
-    by_name = {one.name: values[_spelled(one.name)] for one in taken if one.kind is not _POSITIONAL}
+    taken = [one for one in known if _spelled(one.name) in spelled]
+    by_position = [spelled[_spelled(one.name)] for one in taken if one.kind is _POSITIONAL]
+    by_name = [(one.name, spelled[_spelled(one.name)]) for one in taken if one.kind is not _POSITIONAL]
     if open_to_names:
-        by_name |= {one: value for one, value in given.items() if _spelled(one) not in names}
-    return by_position, by_name
+        by_name += [(one, one) for one in given if _spelled(one) not in names]
+    return tuple(by_position), tuple(by_name)
+
+
+_known_matching = lru_cache(maxsize=64)(_matching)
 
 
 def named(sampler: Sampler, name: str) -> Sampler:
@@ -101,7 +114,7 @@ def _spelled(argument: str) -> str:
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
     """Returns the signature, of an operator of torch the one in its schema; None if it cannot be read.
 
-    It is asked for in every call of a sampler, and reading takes a third of one.
+    `check_call` asks for it in every call of a sampler, and reading takes a third of one.
     """
     return _known_signature(function) if isinstance(function, Hashable) else _read_signature(function)
 

@@ -1,0 +1,96 @@
+"""Mistakes in one part of a sampler of chains are named: rightly, or by the part that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftwood.testing import LawBroken, SamplerCase, prove_sampler, sampler_models
+from tests.framework.foreign_samplers import residual
+from tests.thorough import some_of
+
+FEW = {name: sampler_models()[name] for name in ("plain", "a draft near the target")}
+
+
+def coin() -> Tensor:
+    return torch.rand((), dtype=torch.float64)
+
+
+def at(token: int) -> Tensor:
+    return torch.eye(3, dtype=torch.float64)[token]
+
+
+def chain(
+    *,
+    test: Callable[[float, float], Any] = lambda t, d: coin() < t / d,
+    left: Callable[[Tensor, Tensor, int], Tensor] = lambda t, d, token: residual(t, d),
+    last: Callable[[Tensor, Tensor, int], Tensor] = lambda targets, drafts, token: targets[-1],
+) -> Callable[[SamplerCase], list[int]]:
+    """A sampler of chains with its own test, weights after a rejection, and weights of the last token."""
+
+    def sampler(case: SamplerCase) -> list[int]:
+        tokens = case.draft_tokens.tolist()
+        for place, token in enumerate(tokens):
+            target, draft = case.target_probs[place], case.draft_probs[place]
+            if not test(target[token], draft[token]):
+                return [*tokens[:place], int(torch.multinomial(left(target, draft, token), 1))]
+        return [*tokens, int(torch.multinomial(last(case.target_probs, case.draft_probs, tokens[-1]), 1))]
+
+    return sampler
+
+
+MISTAKES: dict[str, tuple[Any, str]] = {
+    "coin above": (chain(test=lambda t, d: coin() > t / d), "where the coin is above T / D"),
+    "Barker's rule": (chain(test=lambda t, d: coin() < t / (t + d)), "T / (T + D)"),
+    "a difference": (chain(test=lambda t, d: coin() < t - d), "with T - D;"),
+    "no logarithm of the coin": (
+        chain(test=lambda t, d: coin() < (t / d).log()),
+        "with log T - log D, and not",
+    ),
+    "no logarithm of T and D": (chain(test=lambda t, d: coin().log() < t - d), "with T - D, not with log T"),
+    "one half": (chain(test=lambda t, d: coin() < 0.5), "every drafted token with probability 0.5"),
+    "a root": (chain(test=lambda t, d: coin() < (t / d) ** 0.5), "to the power of 0.5"),
+    "where T is larger": (chain(left=lambda t, d, token: t * (t > d)), "without taking D away"),
+    "uniform": (chain(left=lambda t, d, token: torch.ones(3)), "uniformly from the vocabulary"),
+    "the larger": (chain(left=lambda t, d, token: torch.maximum(t, d)), "max(T, D)"),
+    "a softmax": (chain(left=lambda t, d, token: (t - d).softmax(0)), "the softmax of T - D"),
+    "a ratio": (chain(left=lambda t, d, token: t / d), "from T / D"),
+    "half of D": (chain(left=lambda t, d, token: (t - d / 2).clamp(min=0)), "max(T - 0.5 D, 0)"),
+    "squared": (chain(left=lambda t, d, token: residual(t, d) ** 2), "an extra temperature (0.5)"),
+    "rejected again": (chain(left=lambda t, d, token: at(token)), "takes the rejected token"),
+    "last again": (chain(last=lambda t, d, token: at(token)), "is the last drafted token again"),
+    "always 0": (chain(last=lambda t, d, token: at(0)), "is always token 0"),
+    "draft's best": (chain(last=lambda t, d, token: at(int(d[-1].argmax()))), "is the draft's most likely"),
+    "mean": (chain(last=lambda t, d, token: t.mean(0)), "the mean of all rows"),
+    "two mistakes": (
+        chain(test=lambda t, d: coin() < d / t, last=lambda t, d, token: d[-1]),
+        "it accepts with D / T; accept with T / D. Another mistake: the token after a draft that is accepted",
+    ),
+    "cooled tokens": (
+        chain(left=lambda t, d, token: residual(t, d) ** 2.5, last=lambda t, d, token: t[-1] ** 2.5),
+        "the tokens that it draws have an extra temperature (0.4)",
+    ),
+    "unknown test": (chain(test=lambda t, d: coin() < t**3), "no known mistake, but one in its tests"),
+    "unknown draw": (
+        chain(left=lambda t, d, token: residual(t, d) + 0.05),
+        "no known mistake, but one in the token after a rejection",
+    ),
+    "unknown last token": (
+        chain(last=lambda t, d, token: t[-1] * t[0]),
+        "no known mistake, but one in the token after a draft",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", some_of(MISTAKES, {"coin above", "half of D", "always 0", "two mistakes", "unknown draw"})
+)
+def test_a_mistake_in_a_part_is_named(name: str) -> None:
+    sampler, says = MISTAKES[name]
+    with pytest.raises(LawBroken) as caught:
+        prove_sampler(sampler, models=FEW)
+    assert says in (caught.value.likely or "")
