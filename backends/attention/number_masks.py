@@ -45,20 +45,25 @@ class NumberMasks:
         dtype: torch.dtype,
         device: torch.device,
         attention: AbstractContextManager[None] | None = None,
+        standing: bool = False,
     ) -> None:
-        """Masks for layers of these kinds, in the model's dtype, where token ids go."""
+        """Masks for layers of these kinds, in the model's dtype, where token ids go.
+
+        If `standing`, a mask on a CPU may be a piece of a standing one, valid until the next pass.
+        """
         self.attention: AbstractContextManager[None] = attention or nullcontext()
         self._kinds = tuple(kinds)
         self.names = [f"visible of {kind}" for kind in kinds]
         self._seen = torch.zeros((), dtype=dtype, device=device)
         # Not -inf: padding that sees nothing must not turn into NaN.
         self._unseen = torch.full_like(self._seen, torch.finfo(dtype).min)
-        self._standing = {name: _StandingMask(self._unseen) for name in self.names if device.type == "cpu"}
+        names = self.names if standing and device.type == "cpu" else ()
+        self._standing = {name: _StandingMask(self._unseen) for name in names}
 
     def arrays(self, inputs: PassInputs, room: Shape | None) -> Held:
         """Returns the slots that nodes see, by kind bool `[rows, 1, nodes, slots]`; text comes first.
 
-        On a CPU the mask itself, as integers of the same bits, where all of the text is seen.
+        Of a standing mask its bits, as integers, where all of the text is seen.
         """
         exact, held = inputs.shape, Held()
         base, columns = exact.text, exact.columns

@@ -36,7 +36,7 @@ class ModelPass:
         states: of recurrent layers; None for a model without any.
         kinds: names of the kinds of attention layers.
         device: where token ids go.
-        masks: the form in which the model is told what nodes see.
+        masks: the form in which a pass that runs as it is tells the model what nodes see.
         numbers: that of numbers, which any attention reads.
         reader: takes features from the pass, where they are kept.
     """
@@ -56,14 +56,13 @@ class ModelPass:
         self.kinds, self.device = tuple(kinds), device
         self.reader: Features | None = None
         self._attention = TreeAttention(module) if kinds else None
-        self.numbers = NumberMasks(
-            self.kinds,
-            dtype=model.dtype,
-            device=device,
-            attention=self._attention.by_numbers if self._attention is not None else None,
+        by_numbers = self._attention.by_numbers if self._attention is not None else None
+        self.numbers, self._standing = (
+            NumberMasks(self.kinds, dtype=model.dtype, device=device, attention=by_numbers, standing=standing)
+            for standing in (False, True)
         )
         self._bits: BitMasks | None = None
-        self.masks: NumberMasks | BitMasks = self.numbers
+        self.masks: NumberMasks | BitMasks = self._standing
         self._prefix = decoder_prefix(model)
         self._takes_positions = takes(model, f"{self._prefix}position_ids")
         self._takes_kept = takes(model, "logits_to_keep")
@@ -75,7 +74,7 @@ class ModelPass:
         if bits and self._bits is None:
             assert self._attention is not None
             self._bits = BitMasks(self.kinds, attention=self._attention.by_bits)
-        self.masks = self._bits if bits and self._bits is not None else self.numbers
+        self.masks = self._bits if bits and self._bits is not None else self._standing
 
     @property
     def by_bits(self) -> bool:
