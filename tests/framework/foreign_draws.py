@@ -426,7 +426,8 @@ def systematic(weights: Tensor) -> int:
     teeth = (torch.arange(4, dtype=F64) + coin()) / 4
     heights = weights.cumsum(0)
     found = torch.searchsorted(heights, teeth * heights[-1], right=True)
-    return int(found[torch.randint(4, ())])
+    # A tooth below 1 may be rounded up to it.
+    return int(found[torch.randint(4, ())].clamp(max=len(weights) - 1))
 
 
 def poisson_race(weights: Tensor) -> int:

@@ -13,7 +13,6 @@ from draftwood import Deterministic, WithoutReplacement
 from draftwood.testing import LawBroken, SamplerCase, measure_sampler, prove_sampler, sampler_models
 from draftwood.testing.diagnosis.intervals import UnseenChance
 from tests.framework import foreign_samplers as foreign
-from tests.framework.foreign_draws import systematic
 from tests.framework.foreign_samplers import residual
 
 F64 = torch.float64
@@ -159,6 +158,12 @@ def test_a_residual_divided_by_a_sum_of_0_is_a_fault_whose_size_is_told() -> Non
 
 
 def test_a_place_after_the_last_token_by_rounding_is_no_coin_of_0() -> None:
+    def systematic(weights: torch.Tensor) -> int:
+        teeth = (torch.arange(4, dtype=torch.float64) + torch.rand((), dtype=torch.float64)) / 4
+        heights = weights.cumsum(0)
+        found = torch.searchsorted(heights, teeth * heights[-1], right=True)
+        return int(found[torch.randint(4, ())])
+
     with pytest.raises(LawBroken, match="does not exist") as caught:
         prove_sampler(leviathan(systematic), models=PLAIN)
     assert "a sum that is rounded up" in (caught.value.likely or "")

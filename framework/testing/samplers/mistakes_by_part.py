@@ -23,7 +23,7 @@ class _Seen:
         reached: the probability that it is made.
         accepted: the probability that it is made and its token accepted.
         left: float64 `[vocab]`: the probabilities of the tokens after its rejection.
-        last: float64 `[vocab]`: those of the tokens after a whole draft; None before the last step.
+        last: float64 `[vocab]`: of the tokens after a whole draft; None before the last step.
     """
 
     step: Step

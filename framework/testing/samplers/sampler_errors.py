@@ -1,4 +1,4 @@
-"""Tells a sampler's own errors from those of the machine and of random numbers that are not drawn yet."""
+"""Tells errors of a sampler from errors of the machine and of random numbers that are not drawn yet."""
 
 from __future__ import annotations
 
