@@ -213,9 +213,9 @@ def test_one_thread_runs_no_joint_mlp(
     model, graphs = tiny(num_hidden_layers=2).to(dtype), list[Any]()
     compile_model = openvino.Core.compile_model
 
-    def watched(core: Any, graph: Any, *rest: Any) -> Any:
+    def watched(core: Any, graph: Any, **named: Any) -> Any:
         graphs.append(graph)
-        return compile_model(core, graph, *rest)
+        return compile_model(core, graph, **named)
 
     monkeypatch.setattr(openvino.Core, "compile_model", watched)
     load(model, engine="openvino")
