@@ -7,8 +7,10 @@ before it is imported.
 """
 
 import gc
+import logging
 import os
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 # Before torch is imported; processes that tests start inherit it.
@@ -66,3 +68,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker, reason in LACKING.items():
         if reason is not None and item.get_closest_marker(marker) is not None:
             pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Switches messages on again that a command of the benchmarks switched off."""
+    before = logging.root.manager.disable
+    yield
+    logging.disable(before)
