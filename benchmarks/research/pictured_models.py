@@ -176,7 +176,7 @@ def with_placeholders(model: Any) -> Any:
             if not isinstance(getattr(config, name, None), int):
                 setattr(config, name, MARK)
         named = {name: getattr(config, name, None) for name in type(config).attribute_map} | vars(config)
-        # Where one number stands for images and videos, it is that of images, which come last.
+        # If images and videos have the same number, images come last and keep it.
         for name, value in sorted(named.items(), key=lambda one: one[0], reverse=True):
             plain = value is None or (isinstance(value, int) and not isinstance(value, bool))
             if _PLACEHOLDER.search(name) and plain:

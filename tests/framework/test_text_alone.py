@@ -134,7 +134,7 @@ def test_a_text_that_is_read_in_both_directions(speculative):
 
 
 def test_a_decoder_whose_cache_holds_keys_of_an_image_is_refused():
-    """BLIP's generate() calls that of its decoder, which attends to the image in layers of its own."""
+    """BLIP's generate() calls its decoder's generate(), whose layers attend to the image."""
     model = build_pictured("blip", reach=32)
     size = model.config.vision_config.image_size
     pixels = torch.zeros(1, 3, size, size)

@@ -70,7 +70,7 @@ def decoder_layer(draw: Drawn, layer: dict[str, Any], prefix: str, wide: int, no
 
 
 def attention_biases(draw: Drawn, made: Tensors) -> Tensors:
-    """Of every projection of attention in `made`."""
+    """Returns the biases of every projection of attention in `made`."""
     return {
         f"{name.removesuffix('weight')}bias": draw(len(weight)) - 1
         for name, weight in made.items()
