@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import attrs
@@ -12,6 +13,13 @@ from draftwood.testing.samplers.continued_laws import Emitted
 from draftwood.testing.samplers.known_mistakes import Mistake, Step
 from draftwood.testing.samplers.known_parts import DRAWS, LASTS, RIGHT, TESTS
 from draftwood.testing.samplers.sampler_cases import Draft
+from draftwood.testing.samplers.threshold_tests import thresholds
+
+_PARTS = (
+    "its tests (it does not accept with min(1, T / D))",
+    "the token after a rejection (it is not drawn from the residual max(T - D, 0))",
+    "the token after a draft that is accepted as a whole (it is not drawn from the target)",
+)
 
 
 @attrs.frozen(eq=False)
@@ -33,47 +41,63 @@ class _Seen:
     last: Tensor | None
 
 
-def of_its_parts(evidence: Sequence[tuple[Draft, Emitted]], tolerance: float) -> tuple[Mistake | None, str]:
-    """Returns the sampler whose every part has the law that was seen, and what is known of its parts.
+def of_its_parts(evidence: Sequence[tuple[Draft, Emitted]], tolerance: float) -> tuple[list[Mistake], str]:
+    """Returns the samplers whose every part has the law that was seen, and a sentence on the right parts.
 
-    The first is None where a part has the law of no known rule, or of several. The second is then a sentence
-    that says which parts are right; it is empty where none is, or where the law has no such parts.
+    There are none where a part has the law of no known rule. The sentence is empty where no part is right, or
+    where the law has no such parts.
     """
-    seen: list[_Seen] = []
-    for draft, law in evidence:
-        steps = list(_steps(draft, law))
-        if not steps:
-            return None, ""
-        seen += steps
+    seen = _all_steps(evidence)
+    if not seen:
+        return [], ""
     tests = _explaining(TESTS, lambda rule: all(_tested_so(rule, one, tolerance) for one in seen))
+    tests = tests or list(thresholds(*_certain(seen, tolerance)))
     draws = _explaining(DRAWS, lambda rule: all(_drawn_so(rule, one, tolerance) for one in seen))
     lasts = _explaining(LASTS, lambda rule: all(_ended_so(rule, one, tolerance) for one in seen))
-    found = {"ratio": tests, "left": draws, "last": lasts}
-    if all(len(rules) == 1 for rules in found.values()):
-        says = [rule.says for (rule,) in found.values() if rule.says]
-        told = " Another mistake: ".join(says)
-        return Mistake(told, tests[0].ratio, draws[0].left, lasts[0].last), ""
-    return None, _told([name for name, rules in found.items() if RIGHT not in rules])
+    whole = [_together(*parts) for parts in itertools.product(tests, draws, lasts)]
+    wrong = [name for name, rules in zip(_PARTS, (tests, draws, lasts), strict=True) if RIGHT not in rules]
+    return whole, _told(wrong)
+
+
+def tests_without_a_coin(evidence: Sequence[tuple[Draft, Emitted]], tolerance: float) -> bool:
+    """Returns whether a sampler of chains accepts some tokens always and all others never."""
+    return all(_certain(_all_steps(evidence), tolerance))
+
+
+def _all_steps(evidence: Sequence[tuple[Draft, Emitted]]) -> list[_Seen]:
+    """Returns the steps of all drafts; none where a draft has no steps as a chain has."""
+    steps = [list(_steps(draft, law)) for draft, law in evidence]
+    return list(itertools.chain.from_iterable(steps)) if all(steps) else []
 
 
 def _explaining(rules: Sequence[Mistake], explains: Callable[[Mistake], bool]) -> list[Mistake]:
     return [RIGHT] if explains(RIGHT) else [rule for rule in rules if explains(rule)]
 
 
+def _together(test: Mistake, draw: Mistake, last: Mistake) -> Mistake:
+    says = " Another mistake: ".join(rule.says for rule in (test, draw, last) if rule.says)
+    return Mistake(says, test.ratio, draw.left, last.last)
+
+
+def _certain(seen: Sequence[_Seen], tolerance: float) -> tuple[list[Step], list[Step]]:
+    """Returns the steps that always accept and those that never do; none where a step does both."""
+    made = [one for one in seen if one.reached > tolerance]
+    accepted = [one.step for one in made if one.reached - one.accepted <= tolerance]
+    rejected = [one.step for one in made if one.accepted <= tolerance]
+    return (accepted, rejected) if len(accepted) + len(rejected) == len(made) else ([], [])
+
+
 def _told(wrong: Sequence[str]) -> str:
-    parts = {
-        "ratio": "its tests (it does not accept with min(1, T / D))",
-        "left": "the token after a rejection (it is not drawn from the residual max(T - D, 0))",
-        "last": "the token after a draft that is accepted as a whole (it is not drawn from the target)",
-    }
-    if not 0 < len(wrong) < len(parts):
+    if not 0 < len(wrong) < len(_PARTS):
         return ""
-    return f"no known mistake, but one in {' and in '.join(parts[one] for one in wrong)}; the rest is right."
+    return f"no known mistake, but one in {' and in '.join(wrong)}; the rest is right."
 
 
 def _steps(draft: Draft, law: Emitted) -> Iterator[_Seen]:
-    """Yields the steps of a draft; nothing where a text is not of the draft's tokens and one more."""
+    """Yields the steps of a draft of a chain; nothing where a text is not of its tokens and one more."""
     tokens = draft.case.draft_tokens.tolist()
+    if draft.case.parents.tolist() != list(range(len(tokens))):
+        return
     rows = draft.target_probs.double()
     after = torch.zeros_like(rows)
     for text, chance in law.items():

@@ -11,13 +11,16 @@ from draftwood.testing.proofs.enumerator import enumerate_outcomes
 from draftwood.testing.samplers.known_mistakes import KNOWN, Mistake, Step
 from draftwood.testing.samplers.known_tree_mistakes import KNOWN_OF_TREES, TreeMistake
 from draftwood.testing.samplers.mistake_families import FAMILIES
-from draftwood.testing.samplers.mistakes_by_part import of_its_parts
+from draftwood.testing.samplers.mistakes_by_part import of_its_parts, tests_without_a_coin
 from draftwood.testing.samplers.sampler_cases import Draft
 
 Emitted = dict[tuple[int, ...], float]
 
 _NEAR = 0.05
 """Largest error of a family's law between two numbers that are tried, if one between them is right."""
+
+_ROUNDS = 6
+"""Rounds of further models for a sampler that accepts always or never."""
 
 Evidence = Sequence[tuple[Draft, Emitted]]
 """Drafts of all models, each with the law of the tokens that the sampler emitted on it."""
@@ -56,12 +59,21 @@ def _enumerated(run: Callable[[Randomness], tuple[int, ...]]) -> Emitted:
     return law
 
 
-def likely_mistake(evidence: Evidence, tolerance: float) -> str:
+def likely_mistake(evidence: Evidence, more: Callable[[range], Evidence], tolerance: float) -> str:
     """The mistake whose law on every draft is the sampler's, in a sentence; empty if none is.
 
-    Where several have this law none is named. Where none has it each part of a sampler of chains is looked at
-    by itself: two may be wrong, or the wrong part be known and its rule not.
+    Where two have this law both are told, and where more have it none is. Where none has it each part of a
+    sampler of chains is looked at by itself: two may be wrong, or the wrong part be known and its rule not.
+
+    Args:
+        evidence: of the models of the proof.
+        more: gives that of further models, by the numbers of rounds.
+        tolerance: largest difference of two probabilities that are taken as equal.
     """
+    evidence = [*evidence, *more(range(1))]
+    if tests_without_a_coin(evidence, tolerance):
+        # Rules that accept always or never have the same law on many drafts.
+        evidence = [*evidence, *more(range(1, _ROUNDS))]
     # The drafts that are made most often tell most mistakes apart.
     evidence = sorted(evidence, key=lambda pair: -pair[0].weight)
     if any(draft.case.parents.tolist() != list(range(len(draft.case.parents))) for draft, _ in evidence):
@@ -76,9 +88,9 @@ def likely_mistake(evidence: Evidence, tolerance: float) -> str:
 
     found = explaining(KNOWN) or explaining(_fitted(evidence, tolerance))
     if found:
-        return found[0] if len(found) == 1 else ""
+        return _named(found)
     of_parts, rest = of_its_parts(evidence, tolerance)
-    return rest if of_parts is None else "".join(explaining([of_parts]))
+    return _named(explaining(of_parts)) or rest
 
 
 def _of_tree(evidence: Evidence, tolerance: float) -> str:
@@ -90,6 +102,13 @@ def _of_tree(evidence: Evidence, tolerance: float) -> str:
         if law in mistake.laws
         and all(_off(_law_of_tree(draft, mistake), emitted) <= tolerance for draft, emitted in evidence)
     ]
+    return _named(found)
+
+
+def _named(found: Sequence[str]) -> str:
+    """Returns the one mistake that was found, or both of two that have the same law."""
+    if len(found) == 2:
+        return f"one of two mistakes with the same law. First: {found[0]} Second: {found[1]}"
     return found[0] if len(found) == 1 else ""
 
 

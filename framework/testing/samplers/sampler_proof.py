@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import attrs
@@ -22,6 +22,7 @@ from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.diagnosis.tree_text import tree_as_text
 from draftwood.testing.proofs.lossless import JointLaw, target_law
 from draftwood.testing.samplers.continued_laws import Emitted, Text, continued, written_on
+from draftwood.testing.samplers.further_drafts import further_evidence
 from draftwood.testing.samplers.ordinary_calls import CALLS, FEWER_CALLS
 from draftwood.testing.samplers.sampler_cases import (
     PLAIN,
@@ -31,7 +32,7 @@ from draftwood.testing.samplers.sampler_cases import (
     drafts,
     sampler_models,
 )
-from draftwood.testing.samplers.sampler_mistakes import likely_mistake
+from draftwood.testing.samplers.sampler_mistakes import Evidence, likely_mistake
 from draftwood.testing.samplers.sampler_report import SamplerReport
 from draftwood.testing.samplers.sampler_runs import CheckedSampler, Sampler
 from draftwood.testing.samplers.torch_randomness import RAISED
@@ -215,13 +216,21 @@ def measure_sampler(
         checked.compare_with_calls(told, CALLS if against else FEWER_CALLS)
         if exact < max(errors.values()) <= _SINGLE and checked.in_float32(worst.likeliest[0]):
             exact = _SINGLE
+    more = partial(
+        further_evidence,
+        CheckedSampler(sampler, dtype, uniforms, seed),
+        max(target.vocab_size for target, _ in named_models.values()),
+        parents=parents,
+        law=law,
+        settings=settings,
+    )
     return SamplerReport(
         errors=errors,
         expected_tokens=expected,
         calls=checked.calls,
         fault=checked.fault,
         counterexample=worst.text,
-        likely=_likely(checked.fault, worst) if samples is None else "",
+        likely=_likely(checked.fault, worst, more) if samples is None else "",
         p_value=min(1.0, len(tests) * min(drawn.p_value for drawn in tests)) if tests else None,
         smallest_bias=max(drawn.smallest_bias for drawn in tests) if tests else None,
         resolution=checked.resolution,
@@ -294,7 +303,7 @@ def _told(settings: SamplingParams) -> str:
     return ", ".join(f"{name}={value:g}" for name, value in given.items() if value is not None)
 
 
-def _likely(fault: str, worst: _Worst) -> str:
+def _likely(fault: str, worst: _Worst, more: Callable[[range], Evidence]) -> str:
     if "nan" in fault:
         return (
             "a residual that rounding left empty is divided by its sum of 0; fall back to the target there."
@@ -306,7 +315,7 @@ def _likely(fault: str, worst: _Worst) -> str:
         )
     if fault.startswith("emits") and worst.error < 1e-6:
         return "it tests coin <= p, so that a coin of 0 accepts what has probability 0; test coin < p."
-    return "" if worst.error < 1e-9 else likely_mistake(worst.evidence, 1e-6)
+    return "" if worst.error < 1e-9 else likely_mistake(worst.evidence, more, 1e-6)
 
 
 def _chance(possible: Sequence[Draft], emitted: Sequence[Emitted], tokens: Text, index: int) -> float:

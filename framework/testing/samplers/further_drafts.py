@@ -1,0 +1,59 @@
+"""Drafts of further models, which tell apart the mistakes that have the same law on a proof's own models."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from draftwood.base.errors import DraftwoodError
+from draftwood.distributions.sampling import SamplingParams
+from draftwood.laws.proposals import Proposal
+from draftwood.testing.models.toy import ToyModel
+from draftwood.testing.samplers.continued_laws import Emitted
+from draftwood.testing.samplers.sampler_cases import Draft, drafts
+from draftwood.testing.samplers.sampler_runs import CheckedSampler
+from draftwood.testing.samplers.torch_randomness import RAISED
+
+_MORE_TOKENS = (0, 2, 5)
+"""How many tokens are added to the vocabulary: rules of rank and of thresholds differ in a larger one."""
+
+_SHARPNESS = (0.3, 1.0, 1.5, 2.5, 5.0)
+"""Of the targets, from flat to nearly one-hot."""
+
+
+def further_evidence(
+    checked: CheckedSampler,
+    vocab_size: int,
+    rounds: range,
+    *,
+    parents: Sequence[int],
+    law: type[Proposal],
+    settings: Sequence[SamplingParams],
+) -> list[tuple[Draft, Emitted]]:
+    """Returns drafts of further models, each with the law of the tokens that the sampler emits on it.
+
+    Of every model and settings these are the likeliest draft, the least likely one and one between them.
+    Drafts on which the sampler raises, or cannot be enumerated, are left out: it may be written for one
+    vocabulary.
+
+    Args:
+        checked: the sampler; its calls are counted and its faults kept there, so give one of its own.
+        vocab_size: of the models of the proof.
+        rounds: their numbers; each has other models of the same kinds.
+        parents, law, settings: as those of the proof.
+    """
+    evidence = []
+    for number, more, sharpness, one in itertools.product(rounds, _MORE_TOKENS, _SHARPNESS, settings):
+        seed = 1000 + 100 * number + 10 * more + 2 * _SHARPNESS.index(sharpness)
+        target = ToyModel(vocab_size + more, seed, sharpness=sharpness)
+        draft = ToyModel(vocab_size + more, seed + 1, near=target if number % 2 else None)
+        possible = drafts(target, draft, parents=parents, law=law, dtype=checked.dtype, settings=one)
+        possible.sort(key=lambda drawn: -drawn.weight)
+        for drawn in (possible[0], possible[len(possible) // 2], possible[-1]):
+            try:
+                emitted = checked.enumerated(drawn)
+            except (DraftwoodError, AssertionError):
+                continue
+            if RAISED not in emitted:
+                evidence.append((drawn, emitted))
+    return evidence
