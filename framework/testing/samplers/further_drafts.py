@@ -17,6 +17,12 @@ from draftwood.testing.samplers.torch_randomness import RAISED
 _MORE_TOKENS = (0, 2, 5)
 """How many tokens are added to the vocabulary: rules of rank and of thresholds differ in a larger one."""
 
+_MOST_DRAFTS = 150
+"""Drafts of a model, at most: for trees a larger vocabulary would cost more than the proof itself."""
+
+_MOST_CALLS = 10_000
+"""Calls of the sampler after which no further draft is enumerated."""
+
 _SHARPNESS = (0.3, 1.0, 1.5, 2.5, 5.0)
 """Of the targets, from flat to nearly one-hot."""
 
@@ -43,7 +49,10 @@ def further_evidence(
         parents, law, settings: as those of the proof.
     """
     evidence = []
-    for number, more, sharpness, one in itertools.product(rounds, _MORE_TOKENS, _SHARPNESS, settings):
+    sizes = [more for more in _MORE_TOKENS if not more or (vocab_size + more) ** len(parents) <= _MOST_DRAFTS]
+    for number, sharpness, more, one in itertools.product(rounds, _SHARPNESS, sizes, settings):
+        if checked.calls > _MOST_CALLS:
+            break
         seed = 1000 + 100 * number + 10 * more + 2 * _SHARPNESS.index(sharpness)
         target = ToyModel(vocab_size + more, seed, sharpness=sharpness)
         draft = ToyModel(vocab_size + more, seed + 1, near=target if number % 2 else None)

@@ -7,9 +7,7 @@ import math
 import random
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -29,6 +27,7 @@ from draftwood.testing.samplers.other_randomness import (
     of_secrets,
     refused,
 )
+from draftwood.testing.samplers.replaced_functions import named_as, replaced
 from draftwood.testing.samplers.used_generators import UsedGenerators, refused_seeding
 
 RAISED = (-1,)
@@ -42,13 +41,17 @@ _GRIDS: dict[torch.dtype, tuple[int, type[np.floating[Any]]]] = {
 }
 """Uniforms of every dtype: how many there are, and the precision in which they are computed with."""
 
-_SEEDING: tuple[tuple[Any, str], ...] = (
-    *((owner, name) for owner in (torch, torch.random) for name in ("manual_seed", "seed", "set_rng_state")),
-    (random, "seed"),
-    (random, "setstate"),
-    (np.random, "seed"),
-    (np.random, "set_state"),
+_SEEDING = tuple(
+    (owner, name, refused_seeding(f"{owner.__name__}.{name}"))
+    for owner, names in (
+        (torch, ("manual_seed", "seed", "set_rng_state")),
+        (torch.random, ("manual_seed", "seed", "set_rng_state")),
+        (random, ("seed", "setstate")),
+        (np.random, ("seed", "set_state")),
+    )
+    for name in names
 )
+_OF_MATH = of_math()
 
 _NOT_FOLLOWED = ("poisson", "binomial", "randint_like", "_standard_gamma", "_sample_dirichlet")
 _NOT_FOLLOWED_IN_PLACE = ("cauchy_", "log_normal_", "geometric_", "random_")
@@ -77,23 +80,21 @@ def torch_randomness(rng: Randomness, *, used: UsedGenerators | None = None) -> 
     """
     chance, used = LazyChance(rng), used or UsedGenerators()
     CannotEnumerate.made.clear()
-    with contextlib.ExitStack() as stack:
-        for owner, functions in (
-            (torch, _of_torch(chance)),
-            (Tensor, _of_tensors(chance)),
-            (random, of_python(chance)),
-            (secrets, of_secrets(chance)),
-            (np.random, of_numpy(chance)),
-            (math, of_math()),
-        ):
-            for name, function in functions.items():
-                watched = used.watching(function) if owner in (torch, Tensor) else function
-                if not isinstance(function, type):
-                    watched = _answering(f"{owner.__name__}.{name}", watched)
-                stack.enter_context(mock.patch.object(owner, name, watched))
-        for owner, name in _SEEDING:
-            refuse = refused_seeding(f"{owner.__name__}.{name}")
-            stack.enter_context(mock.patch.object(owner, name, refuse))
+    functions: list[tuple[Any, str, Callable[..., Any]]] = []
+    for owner, replacements in (
+        (torch, _of_torch(chance)),
+        (Tensor, _of_tensors(chance)),
+        (random, of_python(chance)),
+        (secrets, of_secrets(chance)),
+        (np.random, of_numpy(chance)),
+        (math, _OF_MATH),
+    ):
+        for name, function in replacements.items():
+            watched = used.watching(function) if owner in (torch, Tensor) else function
+            if not isinstance(function, type):
+                watched = _answering(f"{owner.__name__}.{name}", watched)
+            functions.append((owner, name, watched))
+    with replaced([*functions, *_SEEDING]):
         yield chance
     if CannotEnumerate.made:  # the code caught it, and went on without its number
         raise CannotEnumerate.made[0]
@@ -102,7 +103,6 @@ def torch_randomness(rng: Randomness, *, used: UsedGenerators | None = None) -> 
 def _answering(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `function`, for which arguments that only the real one takes are no fault of the sampler."""
 
-    @wraps(function)
     def answer(*args: Any, **options: Any) -> Any:
         try:
             return function(*args, **options)
@@ -111,7 +111,7 @@ def _answering(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
                 f"{name} is called with arguments that cannot be enumerated ({error}); give samples=."
             ) from error
 
-    return answer
+    return named_as(function, answer)
 
 
 def _many(one: Callable[[], Any], shape: Any) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import attrs
 import torch
 
 from draftwood.testing.diagnosis.intervals import CannotEnumerate
+from draftwood.testing.samplers.replaced_functions import named_as
 
 _DRAW = torch.Tensor.random_  # torch's own, which is replaced while a sampler runs
 
@@ -27,13 +27,12 @@ class UsedGenerators:
     def watching(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns `function`, which draws from no generator, with a look at the `generator=` it is given."""
 
-        @wraps(function)
         def watched(*args: Any, generator: torch.Generator | None = None, **options: Any) -> Any:
             if generator is not None:
                 self._use(generator)
             return function(*args, **options)
 
-        return watched
+        return named_as(function, watched)
 
     def _use(self, generator: torch.Generator) -> None:
         state = hash(generator.get_state().numpy().tobytes())

@@ -1,0 +1,28 @@
+"""A mistake that nobody wrote a rule for is not told as another one."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftwood.testing import LawBroken, prove_sampler, sampler_models
+from tests.framework.unruled_samplers import LAST, TESTS, THRESHOLDS, TOKEN, UNRULED
+from tests.thorough import some_of
+
+FEW = {name: sampler_models()[name] for name in ("plain", "a draft near the target")}
+ALL = THRESHOLDS | UNRULED
+SHOWN = {"T of 0.3", "typical", "the lowest ratio", "draft rows exchanged", "a top-p for the last token"}
+
+
+@pytest.mark.parametrize("name", some_of(ALL, SHOWN))
+def test_the_mistake_or_its_part_is_told(name: str) -> None:
+    sampler, says = ALL[name]
+    with pytest.raises(LawBroken) as caught:
+        prove_sampler(sampler, models=FEW)
+    likely = caught.value.likely or ""
+    assert all(words in likely for words in says)
+    parts = {part for part in (TESTS, TOKEN, LAST) if part in likely and likely.startswith("no known")}
+    assert parts <= set(says)
+
+
+def test_as_many_as_are_wanted() -> None:
+    assert len(THRESHOLDS) + len(UNRULED) >= 30
