@@ -20,8 +20,11 @@ _MORE_TOKENS = (0, 2, 5)
 _MOST_DRAFTS = 150
 """Drafts of a model, at most: for trees a larger vocabulary would cost more than the proof itself."""
 
-_MOST_CALLS = 10_000
+_MOST_CALLS = 3_000
 """Calls of the sampler after which no further draft is enumerated."""
+
+_MOST_POINTS = 10_000
+"""The same where it is given its uniforms, so that a call takes less time."""
 
 _SHARPNESS = (0.3, 1.0, 1.5, 2.5, 5.0)
 """Of the targets, from flat to nearly one-hot."""
@@ -50,8 +53,8 @@ def further_evidence(
     """
     evidence = []
     sizes = [more for more in _MORE_TOKENS if not more or (vocab_size + more) ** len(parents) <= _MOST_DRAFTS]
-    for number, sharpness, more, one in itertools.product(rounds, _SHARPNESS, sizes, settings):
-        if checked.calls > _MOST_CALLS:
+    for number, more, sharpness, one in itertools.product(rounds, sizes, _SHARPNESS, settings):
+        if checked.calls > (_MOST_CALLS if checked.uniforms is None else _MOST_POINTS):
             break
         seed = 1000 + 100 * number + 10 * more + 2 * _SHARPNESS.index(sharpness)
         target = ToyModel(vocab_size + more, seed, sharpness=sharpness)

@@ -20,15 +20,17 @@ from draftwood.testing.diagnosis.tree_text import tree_as_text
 from draftwood.testing.proofs.enumerator import BudgetExceeded, EndlessRun, Enumerator, enumerate_outcomes
 from draftwood.testing.proofs.hidden_randomness import drawn_from, kept_states, process_states
 from draftwood.testing.samplers.continued_laws import Emitted, Text
+from draftwood.testing.samplers.forbidden_texts import forbidden
 from draftwood.testing.samplers.ordinary_calls import compare_with_calls
-from draftwood.testing.samplers.sampler_cases import PROMPT, Draft, SamplerCase, likely_breaks
+from draftwood.testing.samplers.returned_tokens import as_rows, as_tokens
+from draftwood.testing.samplers.sampler_cases import Draft, SamplerCase, likely_breaks
 from draftwood.testing.samplers.sampler_errors import (
     comes_of_enumeration,
     may_come_of_enumeration,
     raise_where_it_is_no_fault,
 )
 from draftwood.testing.samplers.single_precision import computes_in_float32
-from draftwood.testing.samplers.torch_randomness import RAISED, as_tokens, torch_randomness
+from draftwood.testing.samplers.torch_randomness import RAISED, torch_randomness
 from draftwood.testing.samplers.unseen_sources import source_of
 from draftwood.testing.samplers.used_generators import UsedGenerators
 
@@ -37,7 +39,7 @@ T = TypeVar("T")
 Sampler = Callable[[SamplerCase], "Sequence[int] | Tensor"]
 """Takes a draft and returns the tokens that it emits: those accepted, and one more.
 
-In a batch: `[rows, most]`, rows filled up with negative numbers.
+In a batch: rows of tokens. Negative numbers after the last token fill a row up.
 """
 
 _MOST_OUTCOMES = 10_000
@@ -144,7 +146,7 @@ class CheckedSampler:
         try:
             for weight, text in outcomes:
                 law[text] = law.get(text, 0.0) + weight
-                if text == RAISED or _wrong(draft, text):
+                if text == RAISED or forbidden(draft, text):
                     self.fault_chance = max(self.fault_chance, draft.weight * weight)
         except BudgetExceeded as error:
             raise CannotEnumerate(
@@ -164,7 +166,7 @@ class CheckedSampler:
             for _ in range(_REPEATS):
                 # An error comes again where the sampler is judged.
                 with kept_states(), contextlib.suppress(Exception):
-                    self.sampler(_copied(draft.case))
+                    self._emitted(draft.case)
 
     def look_again(self, possible: Sequence[Draft]) -> None:
         """Raise `UnseenChance` if a draft comes out otherwise when its first outcome is repeated often.
@@ -234,7 +236,7 @@ class CheckedSampler:
         with kept_states():
             for _ in range(_TRIALS):
                 try:
-                    self.sampler(_copied(draft.case))
+                    self._emitted(draft.case)
                 except type(error):
                     self._raises.add(type(error))
                     return
@@ -305,7 +307,7 @@ class CheckedSampler:
         """Returns a line for each row of a batch: its draft, its place among `PLACES`, its tokens."""
         self.calls += len(drafts)
         try:
-            emitted = torch.as_tensor(self.sampler(batch))
+            emitted = as_rows(self.sampler(batch))
         except DraftwoodError:
             raise
         except Exception as error:
@@ -320,12 +322,12 @@ class CheckedSampler:
         places = torch.zeros_like(drafts)
         if len(drafts) > 1:
             places[0], places[-1] = 1, 2
-        return torch.cat([drafts.unsqueeze(1), places.unsqueeze(1), emitted.long()], 1)
+        return torch.cat([drafts.unsqueeze(1), places.unsqueeze(1), emitted], 1)
 
     def _call(self, draft: Draft, case: SamplerCase) -> Text:
         self.calls += 1
         try:
-            emitted = self.sampler(_copied(case))
+            emitted = self._emitted(case)
         except (CannotEnumerate, InvalidInput):
             raise
         except EndlessRun as error:
@@ -346,9 +348,14 @@ class CheckedSampler:
         self._judge(draft, text, case)
         return text
 
+    def _emitted(self, case: SamplerCase) -> Any:
+        """Returns what the sampler returns; a generator draws while it is read."""
+        emitted = self.sampler(_copied(case))
+        return list(emitted) if isinstance(emitted, Iterator) else emitted
+
     def _judge(self, draft: Draft, text: Text, case: SamplerCase | None = None) -> None:
         if not self.fault and (draft, text) not in self._possible:
-            if wrong := _wrong(draft, text):
+            if wrong := forbidden(draft, text):
                 self._blame(draft, wrong, case)
             else:
                 self._possible.add((draft, text))
@@ -386,17 +393,3 @@ def _batch_sizes(rows: int) -> list[int]:
             return [*sizes, left] if left else sizes
         sizes.append(size)
     return sizes
-
-
-def _wrong(draft: Draft, text: Text) -> str:
-    """Returns the fault of `text` whatever its probability, in words; empty if it has none."""
-    most, target = draft.tree.depth + 1, draft.target
-    if not 1 <= len(text) <= most:
-        return f"emits {text}; a draft of depth {most - 1} gives 1 to {most} tokens"
-    for position, token in enumerate(text):
-        if not 0 <= token < target.vocab_size:
-            return f"emits {text}; token {token} does not exist"
-        before = text[:position]
-        if not float(target.probs([*PROMPT, *before])[token]) > 0:
-            return f"emits {text}, though the target gives token {token} probability 0 after {before}"
-    return ""

@@ -28,6 +28,7 @@ from draftwood.testing.samplers.other_randomness import (
     refused,
 )
 from draftwood.testing.samplers.replaced_functions import named_as, replaced
+from draftwood.testing.samplers.returned_tokens import as_tokens
 from draftwood.testing.samplers.used_generators import UsedGenerators, refused_seeding
 
 RAISED = (-1,)
@@ -250,19 +251,6 @@ def _of_tensors(chance: LazyChance) -> dict[str, Callable[..., Any]]:
         "multinomial": of_torch["multinomial"],
         **{name: refused(f"Tensor.{name}") for name in _NOT_FOLLOWED_IN_PLACE},
     }
-
-
-def as_tokens(returned: Sequence[int] | Tensor) -> tuple[int, ...]:
-    """Returns the tokens that a sampler or a call returned.
-
-    Raises:
-        CannotEnumerate: some of them are random numbers that are not drawn yet.
-    """
-    if isinstance(returned, LazyTensor):
-        raise CannotEnumerate("It returns random numbers that were compared with nothing; give samples=.")
-    if isinstance(returned, Tensor):
-        return tuple(returned.flatten().tolist())
-    return tuple(int(token) for token in returned)
 
 
 def torch_law(run: Callable[[], Sequence[int] | Tensor], *, budget: int = 100_000) -> JointLaw:
