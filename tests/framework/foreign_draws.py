@@ -1,20 +1,16 @@
-"""Ways to draw a token from weights and to test a ratio, as other people's code does it."""
+"""Ways to draw a token from weights, but for races, as other people's code does it."""
 
 from __future__ import annotations
 
 import bisect
-import heapq
 import itertools
-import math
 import random
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from scipy import stats
 from torch import Tensor
-from torch.nn import functional
 
 F64 = torch.float64
 
@@ -205,114 +201,6 @@ def rejection_of_few(weights: Tensor) -> int:
     return int(torch.multinomial(weights, 1))
 
 
-def race(weights: Tensor) -> int:
-    return int((torch.empty_like(weights).exponential_(1.0) / weights).argmin())
-
-
-def race_in_place(weights: Tensor) -> int:
-    noise = torch.empty_like(weights)
-    noise.exponential_()
-    return int(weights.clone().div_(noise).argmax(dim=-1).view(-1))
-
-
-def race_of_logs(weights: Tensor) -> int:
-    return int((weights.log() - torch.empty_like(weights).exponential_().log()).argmax(-1))
-
-
-def race_with_a_floor(weights: Tensor) -> int:
-    return int((weights / torch.empty_like(weights).exponential_().clamp_min(1e-10)).argmax())
-
-
-def race_by_uniforms(weights: Tensor) -> int:
-    return int((-torch.rand_like(weights).log() / weights).argmin())
-
-
-def race_by_log1p(weights: Tensor) -> int:
-    return int((torch.log1p(-torch.rand_like(weights)) / weights).argmax())
-
-
-def race_by_sort(weights: Tensor) -> int:
-    return int(torch.argsort(weights / torch.empty_like(weights).exponential_(), descending=True)[0])
-
-
-def race_by_topk(weights: Tensor) -> int:
-    return int((weights / torch.empty_like(weights).exponential_()).topk(2).indices[0])
-
-
-def race_of_a_batch(weights: Tensor) -> int:
-    rows = weights.repeat(3, 1)
-    return int((rows / torch.empty_like(rows).exponential_()).argmax(dim=-1, keepdim=True)[1])
-
-
-def race_by_numpy(weights: Tensor) -> int:
-    with np.errstate(divide="ignore"):
-        return int(np.argmin(np.random.exponential(size=len(weights)) / weights.numpy()))
-
-
-def race_by_numpy_uniforms(weights: Tensor) -> int:
-    with np.errstate(divide="ignore"):
-        return int(np.argmax(np.log(np.random.rand(len(weights))) / weights.numpy()))
-
-
-def race_of_a_new_generator(weights: Tensor) -> int:
-    noise = np.random.default_rng().standard_exponential(len(weights))
-    return int((weights.numpy() / noise).argmax())
-
-
-def race_in_python(weights: Tensor) -> int:
-    times = [random.expovariate(1.0) / w if w else math.inf for w in weights.tolist()]
-    return times.index(min(times))
-
-
-def race_by_key(weights: Tensor) -> int:
-    p = weights.tolist()
-    return max((i for i in range(len(p)) if p[i]), key=lambda i: random.random() ** (1 / p[i]))
-
-
-def race_by_heap(weights: Tensor) -> int:
-    keyed = [(math.log(random.random()) / w, i) for i, w in enumerate(weights.tolist()) if w]
-    return heapq.nlargest(1, keyed)[0][1]
-
-
-def gumbel(weights: Tensor) -> int:
-    noise = -(-torch.rand_like(weights).log()).log()
-    return int((weights.log() + noise).argmax())
-
-
-def gumbel_with_eps(weights: Tensor) -> int:
-    u = torch.rand_like(weights)
-    return int((weights.log() - torch.log(-torch.log(u + 1e-20) + 1e-20)).argmax())
-
-
-def gumbel_of_logits(weights: Tensor) -> int:
-    logits = normal(weights).log() + 3.0
-    return int(torch.argmax(logits.sub_(torch.empty_like(logits).exponential_().log_()), -1))
-
-
-def gumbel_by_numpy(weights: Tensor) -> int:
-    with np.errstate(divide="ignore"):
-        return int((np.log(weights.numpy()) + np.random.default_rng().gumbel(0, 1, len(weights))).argmax())
-
-
-def gumbel_by_distribution(weights: Tensor) -> int:
-    noise = torch.distributions.Gumbel(torch.zeros_like(weights), torch.ones_like(weights)).sample()
-    return int((weights.log() + noise).argmax())
-
-
-def gumbel_softmax(weights: Tensor) -> int:
-    return int(functional.gumbel_softmax(weights.log(), hard=True).argmax())
-
-
-def relaxed(weights: Tensor) -> int:
-    one = torch.distributions.RelaxedOneHotCategorical(torch.tensor(1.0, dtype=F64), probs=normal(weights))
-    return int(one.sample().argmax())
-
-
-def gumbel_with_a_temperature(weights: Tensor) -> int:
-    noise = -torch.log(-torch.log(torch.rand_like(weights)))
-    return int(((weights.log() + noise) / 0.7).softmax(-1).argmax())
-
-
 def categorical_of_logits(weights: Tensor) -> int:
     return int(torch.distributions.Categorical(logits=weights.log()).sample())
 
@@ -397,16 +285,6 @@ def kept_generator_choice(weights: Tensor) -> int:
     return int(NEWER.choice(len(weights), p=normal(weights).numpy()))
 
 
-def dirichlet_race(weights: Tensor) -> int:
-    with np.errstate(divide="ignore"):
-        return int((weights.numpy() / np.random.dirichlet(np.ones(len(weights)))).argmax())
-
-
-def gamma_race(weights: Tensor) -> int:
-    with np.errstate(divide="ignore"):
-        return int((weights.numpy() / np.random.standard_gamma(1.0, len(weights))).argmax())
-
-
 def scipy_discrete(weights: Tensor) -> int:
     p = normal(weights).numpy()
     return int(stats.rv_discrete(values=(np.arange(len(p)), p)).rvs())
@@ -430,13 +308,6 @@ def systematic(weights: Tensor) -> int:
     return int(found[torch.randint(4, ())].clamp(max=len(weights) - 1))
 
 
-def poisson_race(weights: Tensor) -> int:
-    while True:
-        counts = torch.poisson(weights)
-        if counts.sum() == 1:
-            return int(counts.argmax())
-
-
 def guarded(weights: Tensor) -> int:
     """The generator's own choice, and the most likely token where that fails."""
     try:
@@ -456,43 +327,3 @@ DRAWS: tuple[Callable[[Tensor], int], ...] = tuple(
     for name, value in list(globals().items())
     if getattr(value, "__module__", "") == __name__ and name not in ("normal", "coin")
 )
-
-TESTS: dict[str, Callable[[Tensor, Tensor], Any]] = {
-    "ratio > u": lambda p, q: p / q > coin(),
-    "u * q < p": lambda p, q: coin() * q < p,
-    "p > u * q": lambda p, q: p > coin() * q,
-    "clamped": lambda p, q: coin() < torch.clamp(p / q, max=1.0),
-    "torch.min": lambda p, q: coin() < torch.min(torch.ones(()), p / q),
-    "logarithms": lambda p, q: coin().log() < p.log() - q.log(),
-    "log_softmax kept finite": lambda p, q: torch.log(coin()) < (p.log() - q.log()).clamp(max=0),
-    "a waiting time": lambda p, q: torch.empty((), dtype=F64).exponential_() > q.log() - p.log(),
-    "expovariate": lambda p, q: random.expovariate(1.0) > math.log(float(q) / float(p)) if p > 0 else False,
-    "bernoulli": lambda p, q: torch.bernoulli((p / q).clamp(max=1)).bool(),
-    "bernoulli_": lambda p, q: torch.empty((), dtype=F64).bernoulli_(float((p / q).clamp(max=1))) == 1,
-    "binomial": lambda p, q: np.random.binomial(1, min(1.0, float(p / q))) == 1,
-    "a Generator's binomial": lambda p, q: np.random.default_rng().binomial(1, min(1.0, float(p / q))) > 0,
-    "choices": lambda p, q: random.choices([True, False], [min(1.0, r := float(p / q)), max(0.0, 1 - r)])[0],
-    "choice of two": lambda p, q: bool(np.random.choice(2, p=[1 - (r := min(1.0, float(p / q))), r])),
-    "multinomial of two": lambda p, q: (
-        int(torch.multinomial(torch.stack([(p / q).clamp(max=1), 1 - (p / q).clamp(max=1)]), 1)) == 0
-    ),
-    "1 - u >= 1 - ratio": lambda p, q: not 1 - coin() <= 1 - (p / q),
-    "certain ones do not draw": lambda p, q: True if p >= q else coin() < p / q,
-    "u below, by lt": lambda p, q: torch.lt(coin(), p / q),
-    "by where": lambda p, q: torch.where(coin() < p / q, 1, 0) == 1,
-    "by item": lambda p, q: coin().item() < (p / q).item(),
-    "by numpy": lambda p, q: np.random.rand() < p.numpy() / q.numpy(),
-    "by uniform(0, q)": lambda p, q: random.uniform(0, float(q)) < float(p),
-    "a normal number": lambda p, q: torch.special.ndtr(torch.randn((), dtype=F64)) < p / q,
-    "whole numbers": lambda p, q: random.randrange(2**50) < float(p / q) * 2**50,
-    "the sign": lambda p, q: torch.sign(p / q - coin()) > 0,
-    "relu": lambda p, q: torch.relu(p / q - coin()) > 0,
-    "a difference": lambda p, q: (p - q * coin()) > 0,
-    "logical_and": lambda p, q: torch.logical_and(coin() < p / q, p > 0),
-    "a rounded sum": lambda p, q: math.floor(float((p / q).clamp(max=1)) + random.random()) >= 1,
-    "ceil": lambda p, q: torch.ceil((p / q).clamp(max=1) - coin()) > 0,
-    "heaviside": lambda p, q: torch.heaviside(p / q - coin(), torch.zeros((), dtype=F64)) > 0,
-    "isclose no, maximum": lambda p, q: torch.maximum(p / q - coin(), torch.zeros((), dtype=F64)) > 0,
-    "np.less": lambda p, q: np.less(np.random.rand(), float(p / q)),
-    "sigmoid": lambda p, q: torch.logit(coin()) < torch.logit((p / q).clamp(max=1)),
-}

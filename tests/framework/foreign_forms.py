@@ -199,8 +199,6 @@ FORMS: dict[str, Form] = {
         gumbel_by_exponentials,
         alias_tables,
         of_a_class,
-        keys_of_a_call,
-        keys_of_a_counter,
         padded_list,
         padded_tensor,
         a_list_of_one_row,
@@ -208,6 +206,9 @@ FORMS: dict[str, Form] = {
         scalars_of_numpy,
     )
 }
+
+KEYS: dict[str, Form] = {one.__name__: one for one in (keys_of_a_call, keys_of_a_counter)}
+"""Samplers whose numbers are hashes of a key, so that no outcome can be listed."""
 
 
 def _rows(case: SamplerCase, rest: bool) -> list[list[int]]:
@@ -224,10 +225,18 @@ def _rows(case: SamplerCase, rest: bool) -> list[list[int]]:
     return rows
 
 
+def _objects(rows: list[list[int]]) -> Any:
+    array = np.empty(len(rows), object)
+    for place, row in enumerate(rows):
+        array[place] = np.array(row)
+    return array
+
+
 BATCHES: dict[str, Form] = {
     "ragged lists": _rows,
     "ragged tensors": lambda case, rest: [torch.tensor(row) for row in _rows(case, rest)],
     "ragged arrays": lambda case, rest: tuple(np.array(row) for row in _rows(case, rest)),
+    "ragged arrays of arrays": lambda case, rest: _objects(_rows(case, rest)),
     "padded lists": lambda case, rest: [row + [-1] * (4 - len(row)) for row in _rows(case, rest)],
 }
 """Batched samplers by the form of what they return."""

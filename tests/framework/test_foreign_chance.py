@@ -12,12 +12,14 @@ from torch import Tensor
 from draftwood.testing import CannotEnumerate, LawBroken, SamplerCase, prove_sampler, sampler_models
 from tests.framework import foreign_coins, foreign_wholes
 from tests.framework.foreign_coins import COINS
-from tests.framework.foreign_draws import DRAWS, TESTS
+from tests.framework.foreign_draws import DRAWS
+from tests.framework.foreign_races import RACES
+from tests.framework.foreign_tests import TESTS
 from tests.framework.foreign_wholes import WHOLES
 from tests.thorough import some_of
 
 PLAIN = {"plain": sampler_models()["plain"]}
-WAYS = {draw.__name__: draw for draw in DRAWS}
+WAYS = {draw.__name__: draw for draw in (*DRAWS, *RACES)}
 
 
 def leviathan(
@@ -98,5 +100,5 @@ def test_a_whole_sampler(name: str) -> None:
 
 def test_as_many_as_are_wanted() -> None:
     assert len(COINS) >= 120
-    assert len(DRAWS) >= 65
+    assert len(WAYS) >= 65
     assert len(TESTS) + len(WHOLES) >= 50

@@ -6,7 +6,8 @@ import pytest
 
 from draftwood.testing import LawBroken, checks_for
 from draftwood.testing.proofs.decoded_laws import assert_decoded_laws
-from tests.framework.more_late_faults import RIGHT, WRONG, SharedDraws
+from tests.framework.more_late_faults import WRONG, SharedDraws
+from tests.framework.odd_strategies import RIGHT
 from tests.thorough import some_of
 
 BY_PROOF = {

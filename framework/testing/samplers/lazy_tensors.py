@@ -8,16 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.testing.diagnosis.intervals import CannotEnumerate
 from draftwood.testing.samplers.lazy_numbers import LazyNumber, searched
+from draftwood.testing.samplers.lazy_orders import Numbers, places_in_order, places_won
 
 _RETURNED: Any = torch.return_types
-
-Numbers = NDArray[Any]
-"""An array of `LazyNumber` and numbers."""
 
 
 def _rising(function: Callable[[Tensor], Tensor]) -> Callable[[Numbers], Numbers]:
@@ -129,15 +126,15 @@ class LazyArray(np.ndarray[Any, Any]):
 
     def argmax(self, axis: Any = None, *_: Any, **__: Any) -> Any:
         """Returns the place of the largest."""
-        return _places_won(np.asarray(self), axis, largest=True)
+        return places_won(np.asarray(self), axis, largest=True)
 
     def argmin(self, axis: Any = None, *_: Any, **__: Any) -> Any:
         """Returns the place of the smallest."""
-        return _places_won(np.asarray(self), axis, largest=False)
+        return places_won(np.asarray(self), axis, largest=False)
 
     def argsort(self, axis: Any = -1, *_: Any, **__: Any) -> Any:
         """Returns the places from the smallest to the largest."""
-        return _places_in_order(np.asarray(self), axis, self.shape[axis], largest=False)
+        return places_in_order(np.asarray(self), axis, self.shape[axis], largest=False)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func in (np.argmax, np.argmin, np.argsort) and isinstance(args[0], LazyArray):
@@ -280,31 +277,10 @@ def _reshaped(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
 
 def _raced(largest: bool) -> Callable[..., Tensor]:
     def raced(one: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        found = torch.as_tensor(_places_won(entries(one), dim, largest=largest), device=one.device)
+        found = torch.as_tensor(places_won(entries(one), dim, largest=largest), device=one.device)
         return found.unsqueeze(dim) if keepdim and dim is not None else found
 
     return raced
-
-
-def _places_won(numbers: Numbers, axis: int | None, *, largest: bool) -> Any:
-    if axis is None:
-        return _order(list(numbers.reshape(-1)), 1, largest)[0]
-    return np.take(_places_in_order(numbers, axis, 1, largest=largest), 0, axis)
-
-
-def _places_in_order(numbers: Numbers, axis: int, count: int, *, largest: bool) -> NDArray[Any]:
-    """Returns the places of the `count` first along an axis, which has that length then."""
-    moved = np.moveaxis(numbers, axis, -1)
-    won = [_order(list(row), count, largest) for row in moved.reshape(-1, moved.shape[-1])]
-    return np.moveaxis(np.array(won, np.int64).reshape(*moved.shape[:-1], count), -1, axis)
-
-
-def _order(numbers: list[Any], count: int, largest: bool) -> list[int]:
-    lazy = [one for one in numbers if isinstance(one, LazyNumber)]
-    if not lazy:
-        ranked = np.argsort(np.array(numbers, float) * (-1 if largest else 1), kind="stable")
-        return [int(place) for place in ranked[:count]]
-    return lazy[0].chance.order(numbers, count, largest=largest)
 
 
 def _extreme(largest: bool) -> Callable[..., Any]:
@@ -321,7 +297,7 @@ def _extreme(largest: bool) -> Callable[..., Any]:
 
 def _first(one: LazyTensor, count: int, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
     """Returns the `count` first along a dimension, and their places."""
-    places = torch.as_tensor(_places_in_order(one.numbers, dim, count, largest=largest), device=one.device)
+    places = torch.as_tensor(places_in_order(one.numbers, dim, count, largest=largest), device=one.device)
     return one.gather(dim, places), places
 
 

@@ -42,6 +42,8 @@ def as_tokens(returned: Any) -> tuple[int, ...]:
 
 def as_rows(returned: Any) -> Tensor:
     """Returns the tokens of a batch, int64 `[rows, most]`; shorter rows are filled up with -1."""
+    if isinstance(returned, np.ndarray) and returned.dtype == object:
+        returned = list(returned)
     if not isinstance(returned, (Tensor, np.ndarray)):
         rows = [torch.as_tensor(row).reshape(-1) for row in returned]
         returned = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
