@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,13 +22,12 @@ def as_tokens(returned: Any) -> tuple[int, ...]:
     """
     if isinstance(returned, LazyTensor):
         raise CannotEnumerate("It returns random numbers that were compared with nothing; give samples=.")
+    if isinstance(returned, (list, tuple)) and len(returned) == 1 and _is_row(returned[0]):
+        (returned,) = returned
     if isinstance(returned, (Tensor, np.ndarray)):
         returned = returned.reshape(-1).tolist()
     try:
-        numbers: Sequence[Any] = list(returned)
-        if len(numbers) == 1 and _is_row(numbers[0]):
-            return as_tokens(numbers[0])
-        tokens = [int(token) for token in numbers]
+        tokens = [int(token) for token in returned]
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidInput(
             f"The sampler returns {returned!r:.80}, which is no sequence of tokens ({error}); return only "
