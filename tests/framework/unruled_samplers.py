@@ -189,3 +189,21 @@ UNRULED: dict[str, tuple[Any, tuple[str, ...]]] = {
     ),
 }
 """Mistakes without a rule, with the parts that are wrong, or words of the name of the same law."""
+
+CHOSEN: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "the target after a rejection": (
+        chain(kept=lambda at: coin() < at.t[at.token], left=lambda at: at.t),
+        ("it draws from the target",),
+    ),
+    "taken as drawn": (chain(), ("though the siblings were chosen and not drawn",)),
+    "greedy at the end": (
+        chain(
+            kept=lambda at: coin() < at.t[at.token],
+            left=lambda at: at.t.index_fill(0, torch.tensor(at.token), 0),
+            last=lambda case: greedy(case.target_probs[-1]),
+        ),
+        ("after an accepted leaf is the target's most likely one",),
+    ),
+    "by the draft": (chain(kept=lambda at: coin() < at.d[at.token]), ("",)),
+}
+"""Mistakes where the drafted tokens are the most likely ones, and not drawn."""

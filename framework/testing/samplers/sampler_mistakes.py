@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 
+from draftwood.laws.proposals import Deterministic
 from draftwood.laws.randomness import Randomness
 from draftwood.testing.proofs.enumerator import enumerate_outcomes
 from draftwood.testing.samplers.known_mistakes import KNOWN, Mistake, Step
@@ -71,12 +72,15 @@ def likely_mistake(evidence: Evidence, more: Callable[[range], Evidence], tolera
         tolerance: largest difference of two probabilities that are taken as equal.
     """
     evidence = [*evidence, *more(range(1))]
-    if tests_without_a_coin(evidence, tolerance):
+    chains = all(draft.case.parents.tolist() == list(range(len(draft.case.parents))) for draft, _ in evidence)
+    # The rules of chains are those of tokens that were drawn.
+    drawn = evidence[0][0].case.law is not Deterministic
+    if chains and drawn and tests_without_a_coin(evidence, tolerance):
         # Rules that accept always or never have the same law on many drafts.
         evidence = [*evidence, *more(range(1, _ROUNDS))]
     # The drafts that are made most often tell most mistakes apart.
     evidence = sorted(evidence, key=lambda pair: -pair[0].weight)
-    if any(draft.case.parents.tolist() != list(range(len(draft.case.parents))) for draft, _ in evidence):
+    if not (chains and drawn):
         return _of_tree(evidence, tolerance)
 
     def explaining(mistakes: Iterable[Mistake]) -> list[str]:
