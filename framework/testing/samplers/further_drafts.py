@@ -41,15 +41,15 @@ def further_evidence(
 ) -> list[tuple[Draft, Emitted]]:
     """Returns drafts of further models, each with the law of the tokens that the sampler emits on it.
 
-    Of every model and settings these are the likeliest draft, the least likely one and one between them.
+    Every model and settings give the likeliest draft, the least likely one and one between them.
     Drafts on which the sampler raises, or cannot be enumerated, are left out: it may be written for one
     vocabulary.
 
     Args:
-        checked: the sampler; its calls are counted and its faults kept there, so give one of its own.
-        vocab_size: of the models of the proof.
+        checked: the sampler; its calls are counted and its faults kept there, so give a new one.
+        vocab_size: that the models of the proof have.
         rounds: their numbers; each has other models of the same kinds.
-        parents, law, settings: as those of the proof.
+        parents, law, settings: as the proof has them.
     """
     evidence = []
     sizes = [more for more in _MORE_TOKENS if not more or (vocab_size + more) ** len(parents) <= _MOST_DRAFTS]

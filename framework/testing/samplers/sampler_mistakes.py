@@ -73,7 +73,7 @@ def likely_mistake(evidence: Evidence, more: Callable[[range], Evidence], tolera
     """
     evidence = [*evidence, *more(range(1))]
     chains = all(draft.case.parents.tolist() == list(range(len(draft.case.parents))) for draft, _ in evidence)
-    # The rules of chains are those of tokens that were drawn.
+    # The rules of chains take it that tokens were drawn.
     drawn = evidence[0][0].case.law is not Deterministic
     if chains and drawn and tests_without_a_coin(evidence, tolerance):
         # Rules that accept always or never have the same law on many drafts.
