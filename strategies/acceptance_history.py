@@ -65,9 +65,9 @@ def judged_children(tree: TokenTree, path: Sequence[int], chances: Sequence[floa
         chances: the draft's probability of every node but the root, given that its earlier siblings failed.
     """
     accepted = set(path)
-    for node in path:
+    for depth, node in enumerate(path, start=1):
         for rank, child in enumerate(tree.children(node)):
-            yield Judged(int(tree.depths[child]), rank, chances[child - 1], child in accepted)
+            yield Judged(depth, rank, chances[child - 1], child in accepted)
             if child in accepted:
                 break
 
