@@ -137,6 +137,11 @@ def read_prompt(
             "this prompt, as where PEFT puts learnt tokens before each of them; decode without "
             "custom_generate=."
         )
+    if _hears(step, prefix):
+        raise UnsupportedModel(
+            f"generate() of {type(module).__name__} reads a piece of the sound with every new token, which "
+            "draft trees do not have; decode without custom_generate=."
+        )
     columns = columns_of(forward.cache, otherwise=prompt.columns)
     if not columns:
         raise UnsupportedModel(
@@ -156,6 +161,13 @@ def read_prompt(
         features,
         _source_inputs(step) if prefix else {},
     )
+
+
+def _hears(step: Mapping[str, Any], prefix: str) -> bool:
+    """Returns whether a step of a decoder reads sound with its token, as where it writes while it listens."""
+    ids = step.get("input_ids")
+    numbers = isinstance(ids, Tensor) and ids.dim() > 2  # codes of a frame next to the token
+    return not prefix and (numbers or isinstance(step.get("encoder_inputs_embeds"), Tensor))
 
 
 def inputs_of_one_pass(read: PromptRead, *, name: str) -> RowInputs:
