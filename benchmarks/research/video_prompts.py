@@ -63,10 +63,7 @@ def _read(model: Any, seed: int) -> Iterator[tuple[Inputs, int, Sequence[int]]]:
     forms = _as_images(model, kind, seed) if kind in _FRAMES_ARE_IMAGES else _forms(model, seed)
     takes = inspect.signature(model.forward).parameters
     for inputs, frames in forms:
-        read = {name: value for name, value in inputs.items() if name not in ("second_per_grid_ts",)}
-        if not read.keys() <= takes.keys():
-            continue
-        for encode, named in _readers(model, read):
+        for encode, named in _readers(model, inputs) if inputs.keys() <= takes.keys() else ():
             if total := sum(features_of(encode, named, rows=1)):
                 yield inputs, total, frames
                 break
@@ -104,8 +101,8 @@ def _grids(model: Any, chance: torch.Generator) -> Iterator[tuple[Inputs, Sequen
     merge = number_of(eye, "spatial_merge_size", "merge_size", "downsample_factor", otherwise=2)
     channels = number_of(eye, *CHANNELS, otherwise=3)
     for merge_by in dict.fromkeys((merge, 2, 4)):
-        side = 2 * merge_by
-        grid = torch.tensor([[frames, side, side] for frames in FRAMES])
+        side, joined = 2 * merge_by, number_of(eye, "temporal_merge_size", otherwise=1)
+        grid = torch.tensor([[joined * frames, side, side] for frames in FRAMES])
         count = int(grid.prod(1).sum())
         for depth in dict.fromkeys((number_of(eye, "temporal_patch_size", otherwise=1), 1, 2)):
             flat = torch.randn(count, channels * depth * patch * patch, generator=chance)
@@ -166,25 +163,30 @@ def _packed(model: Any, chance: torch.Generator) -> Iterator[tuple[Inputs, Seque
 
 
 def _prompts(model: Any, inputs: Inputs, total: int, frames: Sequence[int]) -> Iterator[Inputs]:
-    """Yields the ways to write the placeholders of `total` features, which `frames` share."""
-    each, left = divmod(total, sum(frames))
-    if left:
-        return
-    for token in (VIDEO, IMAGE):
-        for parted in (False, True):
-            for after in (0, 1):  # some put a line's end after a video
-                yield {**_texts(model, token, each, frames, parted=parted, after=after), **inputs}
+    """Yields the ways to write the placeholders of `total` features, which the videos of the rows share."""
+    takes = inspect.signature(model.forward).parameters
+    more = {"video_second_per_grid": torch.ones(2)} if "video_second_per_grid" in takes else {}
+    # By frames, or as many for each video, where a model makes one frame of all.
+    for shares in dict.fromkeys((tuple(frames), (1, 1))):
+        each, left = divmod(total, sum(shares))
+        for token in (VIDEO, IMAGE):
+            for parted in (False, True):
+                for after in (0, 1):  # some put a line's end after a video
+                    if not left:
+                        counts = [share * each for share in shares]
+                        parts = frames if parted else (1, 1)
+                        yield {**_texts(model, token, counts, parts, after=after), **inputs, **more}
 
 
 def _texts(
-    model: Any, token: int, each: int, frames: Sequence[int], *, parted: bool, after: int
+    model: Any, token: int, counts: Sequence[int], parts: Sequence[int], *, after: int
 ) -> dict[str, Tensor]:
+    end = getattr(model.config, "video_end_token_id", MARK)
     texts = []
-    for begin, count, end in zip((5, 6), frames, ([7, 8, 9, 31], [11]), strict=True):
+    for begin, count, frames, words in zip((5, 6), counts, parts, ([7, 8, 9, 31], [11]), strict=True):
         # Text between frames says when they were.
-        stamp = [MARK, 20, MARK] if parted else []
-        frame = [*[token] * each, *stamp]
-        texts.append([begin, MARK, *frame * count, *[token] * after, MARK, *end])
+        frame = [*[token] * (count // frames), *([20] if frames > 1 else [])]
+        texts.append([begin, MARK, *frame * frames, *[token] * after, end, *words])
     longest = max(map(len, texts))
     ids = torch.tensor([[0] * (longest - len(text)) + text for text in texts])
     mask = torch.tensor([[0] * (longest - len(text)) + [1] * len(text) for text in texts])
