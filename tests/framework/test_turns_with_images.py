@@ -1,4 +1,4 @@
-"""Turns of a chat after images: the next call goes on from the states of the one before, as in `generate()`."""
+"""Turns of a chat after images: the next call goes on from the states of the one before."""
 
 from typing import Any
 
