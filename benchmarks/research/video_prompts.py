@@ -1,6 +1,6 @@
 """Prompts with videos for every family of transformers that takes any, for two rows that differ in videos.
 
-The forms are tried in turn, as those of images are. Which token stands for a part of a video, and whether its
+The forms are tried in turn, as forms of images are. Which token stands for a part of a video, and whether its
 frames follow each other or are parted by text, shows when `generate()` takes the prompt.
 """
 
@@ -149,9 +149,9 @@ def _packed(model: Any, chance: torch.Generator) -> Iterator[tuple[Inputs, Seque
     )
     merge = number_of(eye, "spatial_merge_size", "merge_size", "pooling_kernel_size", otherwise=2)
     for wide in dict.fromkeys((patch, patch * number_of(eye, "pooling_kernel_size", otherwise=1))):
-        beside = 2 * merge
-        at = torch.stack(torch.meshgrid(torch.arange(beside), torch.arange(beside), indexing="xy"), -1)
-        frames = torch.randn(count, beside * beside, channels * wide * wide, generator=chance)
+        edge = 2 * merge
+        at = torch.stack(torch.meshgrid(torch.arange(edge), torch.arange(edge), indexing="xy"), -1)
+        frames = torch.randn(count, edge * edge, channels * wide * wide, generator=chance)
         yield (
             {
                 "pixel_values_videos": frames,
