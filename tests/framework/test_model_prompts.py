@@ -234,7 +234,7 @@ def test_a_prompt_that_the_model_refuses_is_refused_in_a_sentence(speculative):
     decoder = SpeculativeDecoder(model, tiny(), **strategies())
     with pytest.raises(InvalidInput, match=message):
         decoder.generate(ModelPrompt.of(model, **inputs), max_new_tokens=4)
-    assert decoder.generate([[3, 4, 9]], max_new_tokens=4)[0]  # it goes on working
+    assert len(decoder.generate([[3, 4, 9]], max_new_tokens=4)) == 1  # it goes on working
 
 
 def test_rows_of_a_prompt_are_read_together():
