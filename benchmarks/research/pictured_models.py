@@ -19,8 +19,10 @@ from benchmarks.research.families_models import GIVEN as GIVEN_OF_TEXT
 from benchmarks.research.families_models import VOCAB, WIDTH, _turns, build
 from benchmarks.research.pictured_forms import FORMS, Inputs, begun_sound, parts_of
 
-VIDEO_END, IMAGE, VIDEO, SOUND, MARK, SOUND_MARK = range(VOCAB - 7, VOCAB - 1)
+IMAGE, VIDEO, SOUND, MARK, SOUND_MARK = range(VOCAB - 6, VOCAB - 1)
 """Tokens that stand for a part of an image, a video or sound, and marks of where they begin or end."""
+VIDEO_MARKS = {"video_start_token_id": VOCAB - 8, "video_end_token_id": VOCAB - 7}
+"""The same for videos, in families that tell images and videos apart by them."""
 
 _LLAMA4_EYE = {
     "intermediate_size": 4 * WIDTH,  # four neighbouring patches are one
@@ -205,8 +207,8 @@ def with_placeholders(model: Any) -> Any:
 
 
 def _token(name: str) -> int:
-    if name == "video_end_token_id":
-        return VIDEO_END
+    if name in VIDEO_MARKS:
+        return VIDEO_MARKS[name]
     sound = re.search("audio|speech|sound", name)
     if re.search(r"start|begin|end|boi|eoi|bos|eos|newline|break|pad", name):
         return SOUND_MARK if sound else MARK

@@ -19,6 +19,7 @@ from benchmarks.research.pictured_models import (
     IMAGE,
     MARK,
     VIDEO,
+    VIDEO_MARKS,
     classes_of_pictured,
     encoders_of,
     features_of,
@@ -181,12 +182,12 @@ def _prompts(model: Any, inputs: Inputs, total: int, frames: Sequence[int]) -> I
 def _texts(
     model: Any, token: int, counts: Sequence[int], parts: Sequence[int], *, after: int
 ) -> dict[str, Tensor]:
-    end = getattr(model.config, "video_end_token_id", MARK)
+    first, last = (getattr(model.config, name, MARK) for name in VIDEO_MARKS)
     texts = []
     for begin, count, frames, words in zip((5, 6), counts, parts, ([7, 8, 9, 31], [11]), strict=True):
         # Text between frames says when they were.
         frame = [*[token] * (count // frames), *([20] if frames > 1 else [])]
-        texts.append([begin, MARK, *frame * frames, *[token] * after, end, *words])
+        texts.append([begin, first, *frame * frames, *[token] * after, last, *words])
     longest = max(map(len, texts))
     ids = torch.tensor([[0] * (longest - len(text)) + text for text in texts])
     mask = torch.tensor([[0] * (longest - len(text)) + [1] * len(text) for text in texts])
