@@ -238,7 +238,7 @@ def pictured_prompt(model: Any, *, seed: int = 0) -> Inputs | None:
     before = eye is not None and "pixel_values" in takes and not encoders_of(model, "image")
     if before and not model.config.is_encoder_decoder:
         # Images that come before the text, and not in it.
-        chance, size = torch.Generator().manual_seed(seed), eye.image_size
+        chance, size = torch.Generator().manual_seed(seed), model.config.vision_config.image_size
         return _with_text(
             model, {"pixel_values": torch.randn(2, 3, size, size, generator=chance)}, [0, 0], IMAGE
         )
