@@ -264,7 +264,7 @@ def _dflash(model: Any, rows: list[Rows], folder: Path) -> None:
     torch.manual_seed(0)
     made = attrs.evolve(new_block_config(model, layers=2, depths=4), mask_token_id=1)
     head = BlockHead(made)
-    fitted(model, head, rows, depths=3, steps=160)
+    fitted(model, head, rows, depths=3, steps=240)
     save_block(head, folder, target="llama-7m")
 
 
