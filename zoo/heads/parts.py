@@ -141,11 +141,11 @@ def parts_of(head: CheckedHead, depths: int) -> Iterator[Part]:
     else:
         named = _of_layers(head.head if isinstance(head, PEagleHead) else head)
     parts = [Part(name, head, [module]) for name, module in named]
-    yield from parts
     for words in ("attention", "MLP"):
         every = [module for name, module in named if name.startswith(f"the {words} of layer")]
         if len(every) > 1:
-            yield Part(f"the {words} of all layers", head, every)
+            parts.append(Part(f"the {words} of all layers", head, every))
+    yield from parts
     for part in parts:
         if part.sized or (part.name == _STATES and not isinstance(head, MtpHead)):
             yield from _halves(part)
@@ -156,14 +156,13 @@ def parts_of(head: CheckedHead, depths: int) -> Iterator[Part]:
 
 
 def _halves(part: Part) -> Iterator[Part]:
-    (module,) = part.modules
-    inner = getattr(module, "down_proj", module)
+    inner = [getattr(module, "down_proj", module) for module in part.modules]
     for number, words in enumerate(("first", "second")):
         share = (number, 2)
         yield attrs.evolve(part, name=f"the {words} half of {part.name}", share=share, piece=True)
-        if "MLP" in part.name and isinstance(inner, Linear):
+        if "MLP" in part.name and all(isinstance(module, Linear) for module in inner):
             name = f"the {words} half of the inner units of {part.name}"
-            yield Part(name, part.head, [inner], share=share, reads=True, piece=True)
+            yield Part(name, part.head, inner, share=share, reads=True, piece=True)
 
 
 def _of_layers(head: Eagle3Head | BlockHead) -> list[tuple[str, Module]]:
@@ -196,7 +195,7 @@ def _of_medusa(heads: Heads, depths: int) -> Iterator[Part]:
     if not heads.weight.any():
         return  # published without residual blocks
 
-    def scaled(number: int, factor: float, rows: slice = slice(None)) -> Heads:
+    def with_block(number: int, factor: float, rows: slice = slice(None)) -> Heads:
         weight, bias = heads.weight.detach().clone(), heads.bias.detach().clone()
         weight[number, rows] *= factor
         bias[number, :, rows] *= factor
@@ -204,13 +203,13 @@ def _of_medusa(heads: Heads, depths: int) -> Iterator[Part]:
         return found
 
     for number in range(depths):
-        weaker = [scaled(number, factor) for factor in _WEAKER]
-        yield Part(f"the residual block of head {number}", scaled(number, 0.0), weaker=weaker)
+        weaker = [with_block(number, factor) for factor in _WEAKER]
+        yield Part(f"the residual block of head {number}", with_block(number, 0.0), weaker=weaker)
     middle = heads.hidden_size // 2
     for number in range(depths):
         for words, rows in (("first", slice(middle)), ("second", slice(middle, None))):
             name = f"the {words} half of the residual block of head {number}"
-            yield Part(name, scaled(number, 0.0, rows), piece=True)
+            yield Part(name, with_block(number, 0.0, rows), piece=True)
 
 
 def _of_hydra(head: HydraHead, depths: int) -> list[tuple[str, Module]]:
@@ -224,21 +223,21 @@ def _of_hydra(head: HydraHead, depths: int) -> list[tuple[str, Module]]:
 
 
 @contextmanager
-def _scaled(part: Part, factor: float) -> Iterator[None]:
+def scaled(part: Part, factor: float) -> Iterator[None]:
     """Within it the modules of `part` put out, or read, `factor` of its share of their states."""
     number, count = part.share
 
-    def scaled(states: Tensor) -> Tensor:
+    def changed(states: Tensor) -> Tensor:
         shares = list(states.tensor_split(count, -1))
         # Zeros also of states that are not finite.
         shares[number] = shares[number] * factor if factor else torch.zeros_like(shares[number])
         return torch.cat(shares, -1)
 
     def of_outputs(module: Module, inputs: Any, out: Any) -> Any:
-        return scaled(out) if isinstance(out, Tensor) else (scaled(out[0]), *out[1:])
+        return changed(out) if isinstance(out, Tensor) else (changed(out[0]), *out[1:])
 
     def of_inputs(module: Module, inputs: Any) -> Any:
-        return scaled(inputs[0]), *inputs[1:]
+        return changed(inputs[0]), *inputs[1:]
 
     hooks: list[Any] = [
         module.register_forward_pre_hook(of_inputs)
@@ -262,7 +261,7 @@ def added_by_parts(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, d
 
     def sums(part: Part, factor: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Returns shares of right tokens by depth, and by prompt these, log-likelihoods and acceptance."""
-        with _scaled(part, factor):
+        with scaled(part, factor):
             right, likely, accepted, total = judged(target, part.head, prompts, texts, depths=depths)
         each = total.sum(1).clamp(min=1)
         by_prompt = (one.sum(1) / each for one in (right, likely, accepted))
