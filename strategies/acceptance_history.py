@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -64,9 +65,9 @@ def judged_children(tree: TokenTree, path: Sequence[int], chances: Sequence[floa
         chances: the draft's probability of every node but the root, given that its earlier siblings failed.
     """
     accepted = set(path)
-    for node in path:
+    for depth, node in enumerate(path, start=1):
         for rank, child in enumerate(tree.children(node)):
-            yield Judged(int(tree.depths[child]), rank, chances[child - 1], child in accepted)
+            yield Judged(depth, rank, chances[child - 1], child in accepted)
             if child in accepted:
                 break
 
@@ -125,52 +126,11 @@ class AcceptanceRates:
         by_chance: by rank and bin of the probability.
         by_rank: by rank, of a child whose token is not known yet.
         by_depth: by depth, of a first child whose probability is not known yet.
-        doubt: standard errors of `by_depth`.
     """
 
-    by_chance: tuple[Counts, ...]
-    by_rank: Counts
-    by_depth: Counts
-    doubt: Counts
-
-    @classmethod
-    def of(cls, histories: Sequence[AcceptanceHistory]) -> list[AcceptanceRates]:
-        """Returns each row's rates; where a row has judged little, they are nearly the rates of all rows."""
-        fields = ("judged", "accepted", "first_judged", "first_accepted")
-        counts = [np.array([getattr(one, name) for one in histories]) for name in fields]
-        counts[:2] = [of.reshape(-1, RANKS, BINS) for of in counts[:2]]
-        pooled = cls._estimated(*(of.sum(0) for of in counts))
-        if len(histories) == 1:
-            return [pooled]
-        return [cls._estimated(*of, like=pooled) for of in zip(*counts, strict=True)]
-
-    @classmethod
-    def _estimated(
-        cls,
-        judged: Float[np.ndarray, "ranks bins"],
-        accepted: Float[np.ndarray, "ranks bins"],
-        first_judged: Float[np.ndarray, " depths"],
-        first_accepted: Float[np.ndarray, " depths"],
-        *,
-        like: AcceptanceRates | None = None,
-    ) -> AcceptanceRates:
-        """Returns rates that are `like` others as far as nothing was counted; None: the assumed ones."""
-        assumed, usual = (ASSUMED, USUAL) if like is None else (like.by_chance, like.by_rank)
-        by_chance = (accepted + WEIGHT * np.array(assumed)) / (judged + WEIGHT)
-        by_rank = (accepted.sum(1) + WEIGHT * np.array(usual)) / (judged.sum(1) + WEIGHT)
-        by_depth, above = list[float](), USUAL[0]
-        for depth, (tried, hit) in enumerate(zip(first_judged, first_accepted, strict=True)):
-            guess = above if like is None else like.by_depth[depth]
-            above = float((hit + FIRST_WEIGHT * guess) / (tried + FIRST_WEIGHT))
-            by_depth.append(above)
-        rates = np.array(by_depth)
-        doubt = np.sqrt(rates * (1 - rates) / (first_judged + FIRST_WEIGHT)).tolist()
-        return cls(
-            tuple(map(tuple, by_chance.tolist())),
-            tuple(by_rank.tolist()),
-            tuple(by_depth),
-            tuple(doubt) if like is None else like.doubt,
-        )
+    by_chance: Sequence[Sequence[float]]
+    by_rank: Sequence[float]
+    by_depth: Sequence[float]
 
     def known(self, rank: int, chance: float) -> float:
         """Returns the rate of a child of this rank, drawn with this probability after its siblings."""
@@ -180,7 +140,66 @@ class AcceptanceRates:
         """Returns the rate of a child of this rank before its token is drawn."""
         return self.by_rank[min(rank, RANKS - 1)]
 
-    def first(self, depth: int, *, optimism: float = 0.0) -> float:
-        """Returns the rate of a first child at `depth`, raised by `optimism` standard errors."""
-        place = min(depth, DEPTHS) - 1
-        return min(self.by_depth[place] + optimism * self.doubt[place], 1.0)
+    def first(self, depth: int) -> float:
+        """Returns the rate of a first child at `depth`."""
+        return self.by_depth[min(depth, DEPTHS) - 1]
+
+
+@attrs.frozen(eq=False)
+class RowRates:
+    """The rates of several rows side by side.
+
+    Attributes:
+        by_chance: `[rows, ranks, bins]`; this and the next two are as in `AcceptanceRates`.
+        by_rank: `[rows, ranks]`.
+        by_depth: `[rows, depths]`.
+        doubt: standard errors of what all rows together say of `by_depth`, `[depths]`.
+    """
+
+    by_chance: Float[np.ndarray, "rows ranks bins"]
+    by_rank: Float[np.ndarray, "rows ranks"]
+    by_depth: Float[np.ndarray, "rows depths"]
+    doubt: Float[np.ndarray, " depths"]
+
+    @classmethod
+    def of(cls, histories: Sequence[AcceptanceHistory]) -> RowRates:
+        """Returns each row's rates; where a row has judged little, they are nearly the rates of all rows."""
+        fields = ("judged", "accepted", "first_judged", "first_accepted")
+        judged, accepted, tried, hit = (
+            np.array([getattr(one, name) for one in histories]) for name in fields
+        )
+        judged, accepted = (of.reshape(-1, RANKS, BINS) for of in (judged, accepted))
+        by_chance = _rate(accepted.sum(0), judged.sum(0), np.array(ASSUMED), WEIGHT)
+        by_rank = _rate(accepted.sum((0, 2)), judged.sum((0, 2)), np.array(USUAL), WEIGHT)
+        by_depth, above = np.empty(DEPTHS), USUAL[0]
+        all_tried, all_hit = tried.sum(0), hit.sum(0)
+        for depth in range(DEPTHS):  # a depth that nobody has reached is like the one above it
+            by_depth[depth] = above = _rate(all_hit[depth], all_tried[depth], above, FIRST_WEIGHT)
+        doubt = np.sqrt(by_depth * (1 - by_depth) / (all_tried + FIRST_WEIGHT))
+        if len(histories) == 1:
+            return cls(by_chance[None], by_rank[None], by_depth[None], doubt)
+        return cls(
+            _rate(accepted, judged, by_chance, WEIGHT),
+            _rate(accepted.sum(2), judged.sum(2), by_rank, WEIGHT),
+            _rate(hit, tried, by_depth, FIRST_WEIGHT),
+            doubt,
+        )
+
+    def rows(self) -> list[AcceptanceRates]:
+        """Returns the rates of every row, in plain numbers."""
+        arrays = self.by_chance, self.by_rank, self.by_depth
+        return [AcceptanceRates(*of) for of in zip(*(one.tolist() for one in arrays), strict=True)]
+
+    def first(self, depth: int, *, optimism: float) -> Float[np.ndarray, "rows depth"]:
+        """Returns the rates of first children down to `depth`, that of depth 1 raised by standard errors.
+
+        `optimism` says by how many.
+        """
+        rates = self.by_depth[:, np.arange(depth).clip(max=DEPTHS - 1)]
+        rates[:, :1] = np.minimum(rates[:, :1] + optimism * self.doubt[0], 1.0)
+        return rates
+
+
+def _rate(hits: Any, tried: Any, assumed: Any, weight: float) -> Any:
+    """Returns the rates of hits, where an assumed rate counts for as many tries as `weight`."""
+    return (hits + weight * assumed) / (tried + weight)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from draftwood import Deterministic, PassCosts, Siblings
-from draftwood.strategies.acceptance_history import USUAL, AcceptanceHistory, AcceptanceRates
+from draftwood.strategies.acceptance_history import USUAL, AcceptanceHistory, AcceptanceRates, RowRates
 
 OPTIMISM = 0.75
 """Standard errors by which a first node is thought better than it was, so that it is tried again."""
@@ -145,17 +145,13 @@ class PayingNodes:
             depth: layers at most.
             context: mean tokens of a row.
         """
-        self.rates, self.depth = AcceptanceRates.of(histories), depth
+        rates = RowRates.of(histories)
+        self.rates, self.depth = rates.rows(), depth
         at: dict[str, Any] = {"rows": len(histories), "context": context}
         sizes = np.arange(1, budget + 2)
         self._passes = costs.target(sizes, **at) + costs.rest_seconds(sizes, **at)
         self._calls = costs.draft_seconds(sizes[:-1], **at)
-        self._first = np.array(
-            [
-                [of.first(layer, optimism=OPTIMISM * (layer == 1)) for layer in range(1, depth + 1)]
-                for of in self.rates
-            ]
-        )
+        self._first = rates.first(depth, optimism=OPTIMISM)
         self.price = self._reached_rate(histories)
         self._prices = self.price * _least_slopes(self._passes)
         self._sizes = [0] * len(histories)
@@ -220,6 +216,9 @@ class PayingNodes:
         of no more than `floor` do not pay before the budget is spent.
         """
         rates, room = self.rates[row], len(self._passes) - 1 - self._sizes[row]
+        # At most one node of a depth is accepted, so the values of a depth are at most 1 together.
+        if self.depth + 1 - self._layer <= room * floor:
+            return 0.0
         leaves = self._leaves[row][: self._width]
         # Of a slot: minus its value, the probability that it is judged, its rank and its depth.
         slots = [(-leaf * rates.first(self._layer), leaf, 0, self._layer) for leaf in leaves]
@@ -242,11 +241,9 @@ class PayingNodes:
         most = min(max(map(len, self._leaves)), len(self._passes) - 1 - size)
         if most < 1 or left < 1:
             return 0
-        tokens = np.zeros((most, left))
-        for leaves, first in zip(self._leaves, self._first[:, self._layer :], strict=True):
-            accepted = np.zeros(most)
-            accepted[: len(leaves)] = leaves[:most]
-            tokens += np.cumsum(accepted)[:, None] * np.cumprod(first).cumsum()
+        accepted = np.array([(leaves + [0.0] * most)[:most] for leaves in self._leaves])
+        # Of the best leaves of every row, and of chains below them: [widths, layers], over all rows.
+        tokens = accepted.cumsum(1).T @ self._first[:, self._layer :].cumprod(1).cumsum(1)
         widths, layers = np.arange(1, most + 1)[:, None], np.arange(1, left + 1)
         sizes = size + widths * layers
         fits = sizes < len(self._passes)

@@ -297,7 +297,7 @@ def writer(spec: Spec, loaded: models.Loaded, temperature: float, rows: Sequence
             drafter,
             chosen.policy,
             chosen.verifier,
-            pass_costs=costs_for(chosen.policy, loaded.target, drafter, rows=rows),
+            pass_costs=costs_for(chosen.policy, loaded.target, drafter, temperature=temperature, rows=rows),
         ),
         sampling,
         None if sharper is None else attrs.evolve(sampling, temperature=sharper),

@@ -14,6 +14,7 @@ def costs_for(
     target: StateBackend,
     drafter: Drafter,
     *,
+    temperature: float,
     known: PassCosts | None = None,
     rows: Sequence[int] = (1,),
 ) -> PassCosts | None:
@@ -23,6 +24,7 @@ def costs_for(
         policy: grows the trees.
         target: whose passes are measured, where the policy reads costs and none are known.
         drafter: the same for draft calls.
+        temperature: of the target, in these rounds.
         known: of a file of `draftwood tune`.
         rows: of the passes that are measured.
     """
@@ -31,4 +33,6 @@ def costs_for(
     to_stderr(f"Timing passes for {type(policy).__name__}; draftwood tune keeps such times in its file.")
     context = max(min((target.max_length or 512) // 4, 128), 1)
     machine = device_name(target.device)
-    return measure_costs(target, drafter, rows=rows, contexts=(context,), machine=machine)
+    return measure_costs(
+        target, drafter, rows=rows, contexts=(context,), temperature=temperature, machine=machine
+    )

@@ -312,7 +312,9 @@ class Method:
                 asked = ", ".join(defaults.sampling)
                 to_stderr(f"The target's defaults sample ({asked}); without --temperature this is greedy.")
         known = self.known.pass_costs if self.known else None
-        costs = costs_for(strategy.policy, loaded.target, drafts, known=known)
+        costs = costs_for(
+            strategy.policy, loaded.target, drafts, temperature=self.sampling.temperature, known=known
+        )
         return SpeculativeDecoder(loaded.target, drafts, strategy.policy, strategy.verifier, pass_costs=costs)
 
     def constraint(self, loaded: models.Loaded) -> Constraint | None:

@@ -221,7 +221,7 @@ def measure(
     """Measures passes, tries the candidates and contests the best; less where the answer is clearly no."""
     to_stderr(f"Timing passes over up to {largest + 1} tokens.")
     text = [token for prompt in trial.prompts for token in prompt]
-    costs = pass_costs(trial.loaded, largest, rows, text)
+    costs = pass_costs(trial.loaded, largest, rows, text, temperature=trial.temperature)
     to_stderr(_described(costs, largest))
     hopeful = [spec for spec in specs if most_gain(spec, trial, costs) > 1]
     if not hopeful:

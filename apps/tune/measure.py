@@ -67,7 +67,9 @@ class ContestResult:
     equal: bool | None
 
 
-def pass_costs(loaded: models.Loaded, largest: int, rows: Sequence[int], tokens: Sequence[int]) -> PassCosts:
+def pass_costs(
+    loaded: models.Loaded, largest: int, rows: Sequence[int], tokens: Sequence[int], *, temperature: float
+) -> PassCosts:
     """Measures passes of up to `largest` nodes and the root, over text `tokens`; see `measure_costs`."""
     longest = models.context(loaded.target) or 4 * largest + 2 * CONTEXT
     context = min(CONTEXT, longest // 2)
@@ -79,6 +81,7 @@ def pass_costs(loaded: models.Loaded, largest: int, rows: Sequence[int], tokens:
         rows=rows,
         contexts=(context,),
         tokens=tokens,
+        temperature=temperature,
         seconds=TIMING_SECONDS,
         machine=device_name(loaded.target.device),
     )

@@ -18,12 +18,15 @@ from draftwood.backends.model.features import Features, Pieces
 from draftwood.backends.model.model_cache import columns_of, copied_inputs
 from draftwood.backends.nodes.row_inputs import RowInputs, Source
 from draftwood.backends.structure.forward import cache_argument, decoder_prefix, input_device
-from draftwood.base.errors import InvalidInput, UnsupportedModel
+from draftwood.base.errors import DraftwoodError, InvalidInput, UnsupportedModel
+from draftwood.base.machine_faults import machine_fault
 from draftwood.decoding.given_cache import filled_cache
 from draftwood.protocols.model_prompt import ModelPrompt, has_holes
 
 # One value for each token; `generate()` makes the values of new tokens.
 _BY_TOKEN = frozenset({"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"})
+_REFUSALS = (ValueError, TypeError, LookupError, AttributeError, RuntimeError)
+"""Errors by which forwards say that inputs do not fit each other."""
 _TEXT_IS_ZERO = _BY_TOKEN - {"token_type_ids"}
 """Names of inputs that are 0 for a token of text, which a pass over text assumes."""
 
@@ -117,16 +120,25 @@ def read_prompt(
         reader: takes features from the pass.
 
     Raises:
-        InvalidInput: a mask of other columns than the cache.
+        InvalidInput: inputs that the forward refuses, or a mask of other columns than the cache.
         UnsupportedModel: later steps need inputs that are not known.
     """
     forward = PromptForward(module, prompt, cache)
     inputs = forward.first()
     found: Tensor | None = None
-    if reader is None:
-        output = module(**inputs)
-    else:
-        found, output = reader.read(inputs)
+    try:
+        if reader is None:
+            output = module(**inputs)
+        else:
+            found, output = reader.read(inputs)
+    except _REFUSALS as error:
+        if isinstance(error, DraftwoodError) or machine_fault(error):
+            raise
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200].rstrip('.')}"
+        raise InvalidInput(
+            f"{type(module).__name__} does not read this prompt, with or without draft trees ({said}); give "
+            "what its processor returns for a text and its images, sound or videos."
+        ) from error
     rows = len(prompt)
     step = forward.next(output, torch.zeros(rows, dtype=torch.int64))
     prefix = forward.prefix
@@ -136,6 +148,11 @@ def read_prompt(
             f"generate() of {type(module).__name__} reads {read.shape[1]} columns for every new token after "
             "this prompt, as where PEFT puts learnt tokens before each of them; decode without "
             "custom_generate=."
+        )
+    if _hears(step, prefix):
+        raise UnsupportedModel(
+            f"generate() of {type(module).__name__} reads a piece of the sound with every new token, which "
+            "draft trees do not have; decode without custom_generate=."
         )
     columns = columns_of(forward.cache, otherwise=prompt.columns)
     if not columns:
@@ -156,6 +173,13 @@ def read_prompt(
         features,
         _source_inputs(step) if prefix else {},
     )
+
+
+def _hears(step: Mapping[str, Any], prefix: str) -> bool:
+    """Returns whether a step of a decoder reads sound with its token, as where it writes while it listens."""
+    ids = step.get("input_ids")
+    numbers = isinstance(ids, Tensor) and ids.dim() > 2  # codes of a frame next to the token
+    return not prefix and (numbers or isinstance(step.get("encoder_inputs_embeds"), Tensor))
 
 
 def inputs_of_one_pass(read: PromptRead, *, name: str) -> RowInputs:

@@ -145,9 +145,15 @@ def many_rows(
     model.generation_config.eos_token_id = None
     backends = load(model), load(small)
     sizes = [int(size) for size in rows.split(",")]
-    costs = measure_costs(backends[0], ModelDrafter(backends[1]), rows=sizes, machine=device_name())
+    costs = measure_costs(
+        backends[0],
+        ModelDrafter(backends[1]),
+        rows=sizes,
+        temperature=temperature,
+        machine=device_name(),
+    )
     texts = prompts_of(data, zoo.tokenizer(), -(-max(sizes) // 3))
-    verifier = create("verifiers", "recursive-rejection")
+    verifier = create("verifiers", "recursive-rejection" if temperature else "greedy")
     law = "without-replacement" if temperature else "top-k"
     ways: dict[str, Way] = {}
     if not modelled:

@@ -31,6 +31,12 @@ NARROW: dict[str, Any] = {
 """Names that only configurations of encoder-decoders have, and what makes them small."""
 
 _READS = {**NARROW, "is_decoder": True, "add_cross_attention": True}
+_FORMULA_EYE: dict[str, Any] = {
+    **{"hidden_size": 64, "decoder_hidden_size": 64, "mlp_dim": 64, "num_attention_heads": 4},
+    **{"image_size": 64, "window_size": 2, "num_hidden_layers": 2, "global_attn_indexes": [1]},
+    **dict.fromkeys(("output_channels", "post_conv_in_channels"), 32),
+    **dict.fromkeys(("post_conv_mid_channels", "post_conv_out_channels"), 32),
+}
 GIVEN: dict[str, dict[str, Any]] = {
     "encoder-decoder": {"decoder": _READS},
     "vision-encoder-decoder": {"decoder": _READS},
@@ -38,6 +44,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "prophetnet": {"pad_token_id": 0},
     "t5gemma2": {"encoder": {"text_config": {"more": {"hidden_size": 64, "vocab_size": VOCAB}}}},
     "moonshine_streaming": {"more": {"num_key_value_heads": 4}},
+    "pp_formulanet": {"vision_config": {"more": _FORMULA_EYE}},
 }
 """Further options that a family needs."""
 

@@ -12,13 +12,15 @@ import attrs
 import torch
 import typer
 from rich.console import Console
+from torch import Tensor
 
 from benchmarks.research import encoder_decoders
 from benchmarks.research.families import TABLE as FAMILIES
 from benchmarks.research.families import each, settle, write
-from benchmarks.research.families_check import Known
-from benchmarks.research.pictured_models import build_pictured, pictured_families, pictured_prompt
+from benchmarks.research.families_check import TOLERANCE, Known, difference
+from benchmarks.research.pictured_models import build_pictured, pictured_families, pictured_prompt, writer_of
 from benchmarks.research.tester_models import tester_prompt, with_other_numbers
+from benchmarks.research.video_prompts import video_families, video_prompt
 from draftwood import custom_generate
 from draftwood.apps.terminal.progress import watched
 from draftwood.base.errors import DraftwoodError
@@ -28,6 +30,7 @@ from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.verifiers.greedy import Greedy
 
 TABLE = FAMILIES.with_name("families-images.csv")
+VIDEO_TABLE = FAMILIES.with_name("families-videos.csv")
 NEW, REACH = 12, 32
 """Tokens that are written after each prompt, and where windows and switches are."""
 
@@ -37,8 +40,6 @@ OUTSIDE = {
     "diffusion_gemma": "It writes by diffusion, many tokens at once, and not token by token.",
     "evolla": "It reads proteins.",
     "mistral4": "Its class, Mistral4ForCausalLM, reads text only.",
-    "qwen2_5_omni": "Its generate() gives text to its thinker to write, which is qwen2_5_omni_thinker.",
-    "qwen3_omni_moe": "Its generate() gives text to its thinker to write, which is qwen3_omni_moe_thinker.",
 }
 """Families that are listed with these and read neither images nor sound, or write no text, and why."""
 
@@ -59,7 +60,8 @@ class PicturedFinding:
         backend: the class of the backend.
         reads: the inputs besides text.
         rows: rows whose greedy text is that of `generate()`, of two rows that differ in text and image.
-        matters: whether other images, with the same text, lead to another text.
+        matters: whether other images, with the same text, lead to other logits of the first token, or to
+            another text.
         reason: of anything but "served".
         built: "ours", or "tests": with the tiny model and prompt of transformers' own tests.
     """
@@ -83,9 +85,12 @@ def pictured(
         Path | None,
         typer.Option(help="A checkout of transformers: where no prompt of ours is read, its tests give one."),
     ] = None,
+    videos: Annotated[
+        bool, typer.Option("--videos", help="After videos, of families that take any.")
+    ] = False,
     output: Annotated[
-        Path, typer.Option(help="The table; if families are named, only their lines are made anew.")
-    ] = TABLE,
+        Path | None, typer.Option(help="The table; if families are named, only their lines are made anew.")
+    ] = None,
 ) -> None:
     """Compare texts after images or sound with the texts of transformers' own `generate()`, family by family.
 
@@ -93,17 +98,19 @@ def pictured(
     Examples:
       python -m benchmarks pictured
       python -m benchmarks pictured llava qwen3_vl
+      python -m benchmarks pictured --videos
       python -m benchmarks pictured --checkout transformers
     """
     settle()
-    chosen = names or pictured_families()
+    chosen = names or (video_families() if videos else pictured_families())
+    table = output or (VIDEO_TABLE if videos else TABLE)
     if not names:
-        output.unlink(missing_ok=True)
+        table.unlink(missing_ok=True)
 
     def written() -> Iterator[PicturedFinding]:
-        each_look = partial(look, checkout=checkout and checkout.resolve())
+        each_look = partial(look, checkout=checkout and checkout.resolve(), videos=videos)
         for finding in each(chosen, each_look, _unfinished, limit=limit, jobs=jobs):
-            write(output, finding, command="pictured")
+            write(table, finding, command="pictured")
             yield finding
 
     findings = list(watched(written(), "families", total=len(chosen), console=Console(stderr=True)))
@@ -114,10 +121,10 @@ def pictured(
     typer.echo(", ".join(f"{count} {result}" for result, count in counts.most_common()) + ".")
 
 
-def look(family: str, *, checkout: Path | None = None) -> PicturedFinding:
+def look(family: str, *, checkout: Path | None = None, videos: bool = False) -> PicturedFinding:
     """Returns the finding of a family; where it reads no prompt of ours, with one of transformers' tests."""
-    finding = _look(family)
-    if checkout is None or finding.result in ("served", "differs", "outside"):
+    finding = _look(family, video_prompt if videos else pictured_prompt)
+    if checkout is None or videos or finding.result in ("served", "differs", "outside"):
         return finding
     try:
         found = tester_prompt(family, checkout)
@@ -131,7 +138,7 @@ def look(family: str, *, checkout: Path | None = None) -> PicturedFinding:
     return finding if of_tests.result == "not read" else of_tests
 
 
-def _look(family: str) -> PicturedFinding:
+def _look(family: str, prompt_of: Any) -> PicturedFinding:
     if family in OUTSIDE:
         return PicturedFinding(family, result="outside", reason=OUTSIDE[family])
     try:
@@ -141,10 +148,11 @@ def _look(family: str) -> PicturedFinding:
     finding = PicturedFinding(family, type(model).__name__)
     if model.config.is_encoder_decoder:
         return _of_encoder_decoder(family)
-    prompt = pictured_prompt(model)
+    prompt = prompt_of(writer_of(model))
     if prompt is None:
         return attrs.evolve(finding, result="no prompt")
-    return _compared(finding, model, prompt, {**prompt, **(pictured_prompt(model, seed=1) or {})})
+    other = prompt_of(writer_of(model), seed=1) or {}
+    return _compared(finding, model, prompt, {**prompt, **other})
 
 
 def _compared(
@@ -154,15 +162,16 @@ def _compared(
     finding = attrs.evolve(finding, reads=" ".join(sorted(prompt.keys() - {"input_ids", "attention_mask"})))
     try:
         plain = _text(model, prompt)
-        elsewhere = _text(model, other)
-        read = ModelPrompt.of(model, **prompt)
+        read = ModelPrompt.of(writer_of(model), **prompt)
+        first = (_first_logits(model, inputs) for inputs in (other, prompt))
+        matters = difference(*first) > TOLERANCE or not torch.equal(plain, _text(model, other))
     except Exception as error:
         return attrs.evolve(finding, result="not read", reason=_said(error))
-    finding = attrs.evolve(finding, matters=not torch.equal(plain, elsewhere))
+    finding = attrs.evolve(finding, matters=matters)
     begins = read.ids.shape[1]
     texts = [words + row[begins:] for words, row in zip(read.words, plain.tolist(), strict=True)]
-    head = model.get_output_embeddings()
-    vocab = model.config.get_text_config().vocab_size if head is None else head.weight.shape[0]
+    head = writer_of(model).get_output_embeddings()
+    vocab = writer_of(model).config.get_text_config().vocab_size if head is None else head.weight.shape[0]
     drafter = ModelDrafter(Known(texts, vocab))
     loop = custom_generate(drafter=drafter, policy=FixedTree(3, 2, 10, 0.0, "top-k"), verifier=Greedy())
     try:
@@ -193,8 +202,23 @@ def _of_encoder_decoder(family: str) -> PicturedFinding:
 
 
 def _text(model: Any, inputs: dict[str, Any], **options: Any) -> Any:
+    return _written(model, inputs, max_new_tokens=NEW, **options)
+
+
+def _first_logits(model: Any, inputs: dict[str, Any]) -> Tensor:
+    asked = {"output_logits": True, "return_dict_in_generate": True}
+    logits: Tensor = _written(model, inputs, max_new_tokens=1, **asked).logits[0]
+    return logits
+
+
+def _written(model: Any, inputs: dict[str, Any], **options: Any) -> Any:
     ends = {} if type(model).__name__ in _OWN_ENDS else {"pad_token_id": 0, "eos_token_id": None}
-    return model.generate(**inputs, max_new_tokens=NEW, do_sample=False, **ends, **options)
+    asked = {"do_sample": False, **ends, **options}
+    if writer_of(model) is model:
+        return model.generate(**inputs, **asked)
+    # generate() of an Omni model hands these on to its thinker.
+    of_thinker = {f"thinker_{name}": value for name, value in asked.items()}
+    return model.generate(**inputs, generation_mode="text", **of_thinker)
 
 
 def _unfinished(family: str, *, result: str, reason: str) -> PicturedFinding:

@@ -14,8 +14,8 @@ import transformers as hf
 Inputs = dict[str, Any]
 Form = Callable[[Any, torch.Generator], Iterator[Inputs]]
 
-_SIZES = (28, 32, 56, 64, 112, 224)
-_CHANNELS = ("in_channels", "num_channels", "in_chans", "channels")
+SIZES = (28, 32, 56, 64, 112, 224)
+CHANNELS = ("in_channels", "num_channels", "in_chans", "channels")
 
 
 def parts_of(config: Any) -> list[Any]:
@@ -32,7 +32,8 @@ def _part(model: Any, *names: str) -> Any:
     return model.config
 
 
-def _number(config: Any, *names: str, otherwise: int) -> int:
+def number_of(config: Any, *names: str, otherwise: int) -> int:
+    """Returns the first of these numbers that a configuration has."""
     for name in names:
         value = getattr(config, name, None)
         value = value[0] if isinstance(value, list | tuple) and value else value
@@ -41,7 +42,8 @@ def _number(config: Any, *names: str, otherwise: int) -> int:
     return otherwise
 
 
-def _eye(model: Any) -> Any:
+def eye_of(model: Any) -> Any:
+    """Returns the configuration of the part that sees."""
     return _part(
         model, "vision_config", "vision_model_config", "vq_config", "visual_config", "vision_encoder_config"
     )
@@ -49,9 +51,9 @@ def _eye(model: Any) -> Any:
 
 def images(model: Any, chance: torch.Generator) -> Iterator[Inputs]:
     """Images as arrays of pixels."""
-    eye = _eye(model)
-    channels = _number(eye, "num_channels", *_CHANNELS, otherwise=3)
-    for size in dict.fromkeys((*_SIZES, _number(eye, "image_size", otherwise=28))):
+    eye = eye_of(model)
+    channels = number_of(eye, "num_channels", *CHANNELS, otherwise=3)
+    for size in dict.fromkeys((*SIZES, number_of(eye, "image_size", otherwise=28))):
         if size > 1024:
             continue
         pixels = torch.randn(2, channels, size, size, generator=chance)
@@ -74,14 +76,14 @@ def images(model: Any, chance: torch.Generator) -> Iterator[Inputs]:
 
 def _patches(model: Any, chance: torch.Generator) -> Iterator[Inputs]:
     """Images as patches in a grid."""
-    eye = _eye(model)
-    patch = _number(eye, "patch_size", otherwise=14)
-    merge = _number(eye, "spatial_merge_size", "merge_size", "downsample_factor", otherwise=2)
-    channels = _number(eye, *_CHANNELS, otherwise=3)
+    eye = eye_of(model)
+    patch = number_of(eye, "patch_size", otherwise=14)
+    merge = number_of(eye, "spatial_merge_size", "merge_size", "downsample_factor", otherwise=2)
+    channels = number_of(eye, *CHANNELS, otherwise=3)
     for merge_by in dict.fromkeys((merge, 2, 4)):
         side = 2 * merge_by
         grid = torch.tensor([[1, side, side]] * 2)
-        for frames in dict.fromkeys((_number(eye, "temporal_patch_size", otherwise=1), 1, 2)):
+        for frames in dict.fromkeys((number_of(eye, "temporal_patch_size", otherwise=1), 1, 2)):
             flat = torch.randn(2 * side * side, channels * frames * patch * patch, generator=chance)
             for pixels in (flat, flat.view(-1, channels * frames, patch, patch)):
                 yield {"pixel_values": pixels, "image_grid_thw": grid}
@@ -102,7 +104,7 @@ def _patches(model: Any, chance: torch.Generator) -> Iterator[Inputs]:
         places = torch.stack([across.flatten(), down.flatten()], -1).expand(2, -1, -1)
         yield {"pixel_values": rows, "image_position_ids": places}
         # Some take several patches as one.
-        wide = patch * _number(eye, "pooling_kernel_size", otherwise=1)
+        wide = patch * number_of(eye, "pooling_kernel_size", otherwise=1)
         rows = torch.randn(2, side * side, channels * wide * wide, generator=chance)
         yield {"pixel_values": rows, "image_position_ids": places}
 
@@ -113,11 +115,11 @@ def _sound(model: Any, chance: torch.Generator) -> Iterator[Inputs]:
         model, "audio_config", "audio_encoder_config", "encoder_config", "acoustic_tokenizer_encoder_config"
     )
     ear = getattr(ear, "asr_config", ear)
-    bins = _number(
+    bins = number_of(
         ear, "num_mel_bins", "input_feat_per_channel", "input_dim", "feature_size", "n_mels", otherwise=80
     )
-    bins *= _number(ear, "num_stacked_frames", otherwise=1)
-    most = 2 * _number(ear, "max_source_positions", otherwise=100)
+    bins *= number_of(ear, "num_stacked_frames", otherwise=1)
+    most = 2 * number_of(ear, "max_source_positions", otherwise=100)
     for frames in dict.fromkeys((min(most, 3000), 200, 64)):
         for shape in ((2, bins, frames), (2, frames, bins)):
             heard = torch.randn(shape, generator=chance)
@@ -133,20 +135,20 @@ def _sound(model: Any, chance: torch.Generator) -> Iterator[Inputs]:
 
 def _packed(model: Any, chance: torch.Generator) -> Iterator[Inputs]:
     """Images as patches that follow each other, with their places, sizes or pools."""
-    eye = _eye(model)
-    patch, channels = _number(eye, "patch_size", otherwise=16), _number(eye, *_CHANNELS, otherwise=3)
-    merge = _number(eye, "spatial_merge_size", "merge_size", otherwise=2)
+    eye = eye_of(model)
+    patch, channels = number_of(eye, "patch_size", otherwise=16), number_of(eye, *CHANNELS, otherwise=3)
+    merge = number_of(eye, "spatial_merge_size", "merge_size", otherwise=2)
     side = 4
     grid, wide = torch.tensor([[1, 2, 2]] * 2), patch * merge
     yield {"pixel_values": torch.randn(8, wide, wide, channels, generator=chance), "image_grid_thw": grid}
-    frames = _number(eye, "temporal_patch_size", otherwise=2)
+    frames = number_of(eye, "temporal_patch_size", otherwise=2)
     yield {"pixel_values": torch.randn(2, frames, patch, patch, channels, generator=chance)}
     row = torch.randn(1, channels, patch, 2 * side * side * patch, generator=chance)
     yield {"pixel_values": row, "target_sizes": torch.tensor([[side, side]] * 2)}
     flat = torch.randn(2, side * side, 2 + channels * patch * patch, generator=chance)
     flat[..., 0], flat[..., 1] = torch.arange(16) // side + 1, torch.arange(16) % side + 1
     yield {"flattened_patches": flat}
-    across = _number(eye, "image_size", otherwise=patch) // patch
+    across = number_of(eye, "image_size", otherwise=patch) // patch
     pools = torch.arange(2 * across * across).view(-1, 1)[:, [0, 0]]
     yield {
         "pixel_values": torch.randn(2, across * across, channels * patch * patch, generator=chance),
@@ -157,7 +159,7 @@ def _packed(model: Any, chance: torch.Generator) -> Iterator[Inputs]:
 
 def _heard(model: Any, chance: torch.Generator) -> Iterator[Inputs]:
     """Sound as numbers of sounds, as samples of one channel, or in pieces."""
-    bins = _number(_part(model, "audio_config"), "n_mel_bins", "num_mel_bins", otherwise=80)
+    bins = number_of(_part(model, "audio_config"), "n_mel_bins", "num_mel_bins", otherwise=80)
     yield {"audio_input_ids": torch.randint(0, 8, (2, 5, bins), generator=chance)}
     samples = torch.randn(2, 1, 3200, generator=chance)
     yield {"input_values": samples, "padding_mask": torch.ones(2, 3200, dtype=torch.int64)}
@@ -173,7 +175,7 @@ def _heard(model: Any, chance: torch.Generator) -> Iterator[Inputs]:
 
 def begun_sound(model: Any, chance: torch.Generator, masked: str) -> Inputs:
     """Returns sound that fills the first 64 frames of its window, as the mask of this name says."""
-    bins = _number(_part(model, "audio_config"), "num_mel_bins", otherwise=80)
+    bins = number_of(_part(model, "audio_config"), "num_mel_bins", otherwise=80)
     mask = torch.zeros(2, 3000, dtype=torch.int64)
     mask[:, :64] = 1
     return {"input_features": torch.randn(2, bins, 3000, generator=chance), masked: mask}

@@ -19,8 +19,10 @@ from benchmarks.research.families_models import GIVEN as GIVEN_OF_TEXT
 from benchmarks.research.families_models import VOCAB, WIDTH, _turns, build
 from benchmarks.research.pictured_forms import FORMS, Inputs, begun_sound, parts_of
 
-IMAGE, VIDEO, SOUND, MARK = VOCAB - 6, VOCAB - 5, VOCAB - 4, VOCAB - 3
-"""Tokens that stand for a part of an image, a video or sound, and one that marks where these begin or end."""
+IMAGE, VIDEO, SOUND, MARK, SOUND_MARK = range(VOCAB - 6, VOCAB - 1)
+"""Tokens that stand for a part of an image, a video or sound, and marks of where they begin or end."""
+VIDEO_MARKS = {"video_start_token_id": VOCAB - 8, "video_end_token_id": VOCAB - 7}
+"""The same for videos, in families that tell images and videos apart by them."""
 
 _LLAMA4_EYE = {
     "intermediate_size": 4 * WIDTH,  # four neighbouring patches are one
@@ -90,6 +92,12 @@ _TIMM = {
         "ref_feat_shape": (2, 2),
     },
 }
+_GEMMA3N = {
+    "more": {"vision_soft_tokens_per_image": 4},
+    "text_config": GIVEN_OF_TEXT["gemma3n_text"],
+    # A small one of timm, of whose features there are 512.
+    "vision_config": {"more": {"architecture": "resnet10t", "hidden_size": 512, "model_args": {}}},
+}
 _NEMOTRON = {
     "more": {
         "vision_hidden_size": WIDTH,
@@ -135,9 +143,12 @@ SMALL_IMAGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("apertus1p5", _APERTUS),
     ("molmo2", _MOLMO),
     ("nemotron_h_omni", _NEMOTRON),
-    ("gemma3n", {"text_config": GIVEN_OF_TEXT["gemma3n_text"]}),
+    ("gemma3n", _GEMMA3N),
     ("glmasr", {"audio_config": {"more": {"intermediate_size": 4 * WIDTH}}}),
     ("perception_lm", {"vision_config": {"more": _TIMM}}),
+    ("qwen2_5_omni", _turns(4, 2, 2)),
+    ("qwen3_omni_moe", {"more": {"enable_audio_output": False}}),
+    ("kyutai_speech_to_text", {"more": {"codebook_vocab_size": 2049, "audio_pad_token_id": 65664}}),
 )
 GIVEN = {family: options for families, options in SMALL_IMAGES for family in families.split()}
 """Further options of a family's configuration, so that small images are read."""
@@ -150,10 +161,11 @@ _PLACEHOLDER = re.compile(r"(image|img|video|audio|speech|vision|sound|media)\w*
 
 def pictured_families() -> list[str]:
     """Every `model_type` that transformers' classes for images, videos or sound with text know."""
-    return sorted(_classes())
+    return sorted(classes_of_pictured())
 
 
-def _classes() -> dict[str, Any]:
+def classes_of_pictured() -> dict[str, Any]:
+    """Returns the names of these classes by `model_type`."""
     # Two families of sound are in the list of text models.
     texts = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     heard = {family: texts[family] for family in ("audioflamingo3", "musicflamingo") if family in texts}
@@ -162,9 +174,19 @@ def _classes() -> dict[str, Any]:
 
 def build_pictured(family: str, *, reach: int) -> Any:
     """A tiny model of `family`, with placeholders inside its vocabulary."""
-    classes = _classes()
+    classes = classes_of_pictured()
     more, parts = GIVEN.get(family), PARTS.get(family, ())
-    return with_placeholders(build(family, reach=reach, classes=classes, more=more, parts=parts))
+    model = with_placeholders(build(family, reach=reach, classes=classes, more=more, parts=parts))
+    if hasattr(model, "codec_model"):
+        model.generation_config.bos_token_id = 1  # with which it begins every text
+    if hasattr(model, "speaker_map"):
+        model.speaker_map = {"Chelsie": {}}  # generate() looks it up, and reads it for speech only
+    return model
+
+
+def writer_of(model: Any) -> Any:
+    """Returns the part of a model that writes text: Omni models have a thinker, others write themselves."""
+    return getattr(model, "thinker", model)
 
 
 def with_placeholders(model: Any) -> Any:
@@ -185,9 +207,12 @@ def with_placeholders(model: Any) -> Any:
 
 
 def _token(name: str) -> int:
+    if name in VIDEO_MARKS:
+        return VIDEO_MARKS[name]
+    sound = re.search("audio|speech|sound", name)
     if re.search(r"start|begin|end|boi|eoi|bos|eos|newline|break|pad", name):
-        return MARK
-    return VIDEO if "video" in name else SOUND if re.search("audio|speech|sound", name) else IMAGE
+        return SOUND_MARK if sound else MARK
+    return VIDEO if "video" in name else SOUND if sound else IMAGE
 
 
 def pictured_prompt(model: Any, *, seed: int = 0) -> Inputs | None:
@@ -201,22 +226,23 @@ def pictured_prompt(model: Any, *, seed: int = 0) -> Inputs | None:
         ids = torch.tensor([[5, 7, 8, 9], [6, 7, 11, 8]])
         return {"input_ids": ids, "input_features": torch.randn(2, bins, 320, generator=chance)}
     for kind, token in (("image", IMAGE), ("audio", SOUND)):
-        for encode in _encoders(model, kind):
+        for encode in encoders_of(model, kind):
             takes = inspect.signature(encode).parameters
             for form in FORMS[kind]:
                 for inputs in form(model, torch.Generator().manual_seed(seed)):
-                    counts = _features(encode, inputs) if inputs.keys() <= takes.keys() else []
+                    counts = features_of(encode, inputs) if inputs.keys() <= takes.keys() else []
                     if len(counts) == 2 and min(counts):
                         return _with_text(model, inputs, counts, token)
-    if "pixel_values" in inspect.signature(model.forward).parameters and not _encoders(model, "image"):
+    eye = getattr(model.config, "vision_config", None)
+    takes = inspect.signature(model.forward).parameters
+    before = eye is not None and "pixel_values" in takes and not encoders_of(model, "image")
+    if before and not model.config.is_encoder_decoder:
         # Images that come before the text, and not in it.
         chance, size = torch.Generator().manual_seed(seed), model.config.vision_config.image_size
         return _with_text(
             model, {"pixel_values": torch.randn(2, 3, size, size, generator=chance)}, [0, 0], IMAGE
         )
-    for masked in {"input_features_mask", "feature_attention_mask"} & inspect.signature(
-        model.forward
-    ).parameters.keys():
+    for masked in {"input_features_mask", "feature_attention_mask"} & takes.keys():
         # Of 64 frames two convolutions and a pool leave 16.
         return _with_text(
             model, begun_sound(model, torch.Generator().manual_seed(seed), masked), [16, 16], SOUND
@@ -229,17 +255,18 @@ def pictured_prompt(model: Any, *, seed: int = 0) -> Inputs | None:
     return None
 
 
-def _features(encode: Any, inputs: Inputs) -> list[int]:
-    """Returns the features of each image or sound by number; nothing in a form that is not taken."""
+def features_of(encode: Any, inputs: Inputs, *, rows: int = 2) -> list[int]:
+    """Returns the number of features of each row; nothing in a form that is not taken."""
     more = {"return_dict": True} if "kwargs" in inspect.signature(encode).parameters else {}
     try:
         with torch.no_grad():
-            return [len(features) for features in _rows_of(encode(**inputs, **more), 2)]
+            return [len(features) for features in _rows_of(encode(**inputs, **more), rows)]
     except Exception:  # a form of another family fails in any way
         return []
 
 
-def _encoders(model: Any, kind: str) -> list[Any]:
+def encoders_of(model: Any, kind: str) -> list[Any]:
+    """Returns the methods that make features of images, sound or videos."""
     owners = (model, getattr(model, "base_model", None), getattr(model, "model", None))
     found = (getattr(owner, f"get_{kind}_features", None) for owner in owners)
     # A method that hands on any arguments does not say which it takes.
@@ -265,9 +292,10 @@ def _rows_of(value: Any, rows: int) -> list[Tensor]:
 
 
 def _with_text(model: Any, inputs: Inputs, counts: list[int], token: int) -> Inputs:
+    mark = SOUND_MARK if token == SOUND else MARK
     texts = [
-        [5, MARK, *[token] * counts[0], MARK, 7, 8, 9, 31],
-        [6, MARK, *[token] * counts[1], MARK, 11],
+        [5, mark, *[token] * counts[0], mark, 7, 8, 9, 31],
+        [6, mark, *[token] * counts[1], mark, 11],
     ]
     longest = max(map(len, texts))
     ids = torch.tensor([[0] * (longest - len(text)) + text for text in texts])

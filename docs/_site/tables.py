@@ -234,6 +234,19 @@ def families_images() -> str:
     return "\n".join([heading, "|---|---|---|---|---|---|", *rows])
 
 
+def families_videos() -> str:
+    """Returns a table with one row for every family that takes videos."""
+    rows = [
+        f"| `{line['family']}` | {line['result']} | {line['backend']} | {line['rows'] or 0} of 2 | "
+        f"{'matters' if line['matters'] == 'True' else 'the same'} | {line['reads'].replace('_', ' ')} |"
+        for line in _rows("families-videos.csv")
+    ]
+    counts = Counter(line["result"] for line in _rows("families-videos.csv"))
+    total = ", ".join(f"{count} {result}" for result, count in counts.most_common())
+    heading = "| family | | backend | texts | other video | reads |"
+    return "\n".join([f"{total}.", "", heading, "|---|---|---|---|---|---|", *rows])
+
+
 def families_images_counts() -> str:
     """Returns the number of families that read images or sound for every kind of result."""
     counts = Counter(line["result"] for line in _rows("families-images.csv"))
@@ -378,6 +391,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "families_counts": families_counts,
     "families_images": families_images,
     "families_images_counts": families_images_counts,
+    "families_videos": families_videos,
     "families_images_refused": lambda: prompts_refused("families-images.csv"),
     "families_encoder_decoders_refused": lambda: prompts_refused("families-encoder-decoders.csv"),
     "families_encoder_decoders": families_encoder_decoders,

@@ -116,10 +116,15 @@ class BatchRow:
             self.history = (*self.history, (drafted.drafted, drafted.accepted))[-HISTORY:]
         self.policy_state = policy_states.observe(self.policy, self.policy_state, drafted, self.grown)
 
-    def view(self, costs: PassCosts | None) -> RowView:
-        """Returns what a policy may know of the row before a round."""
-        length = self.stops.before + self.stops.written
-        return RowView(length=length, left=self.stops.room, history=self.history, costs=costs)
+    def view(self, costs: PassCosts | None, *, rows: int) -> RowView:
+        """Returns what the policy may know of the row before a round of so many rows."""
+        return RowView(
+            length=self.stops.before + self.stops.written,
+            left=self.stops.room,
+            history=self.history,
+            rows=rows if self.policy.scope == "batch" else 1,
+            costs=costs,
+        )
 
     def prefixes(self, paths: Sequence[Path]) -> Prefixes | None:
         return None if self.prefix is None else Prefixes(self.prefix, paths)

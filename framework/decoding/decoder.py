@@ -255,7 +255,7 @@ class SpeculativeDecoder:
                         if record.error is not None:
                             raise record.error
                     if turn is not None and not session.unfinished:
-                        turn.kept = session.keep()
+                        turn.kept = session.keep(pictured=turn.pictured)
                     yield finished_round
         finally:
             session.close()  # Ctrl-C may fall between the lock and the block

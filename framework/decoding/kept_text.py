@@ -29,19 +29,21 @@ class KeptText:
     Attributes:
         tokens: the text; the last one is in no state yet.
         undrafted: tokens that the drafter is still to read; None where it has read the text.
+        pictured: whether the target read images, sound or videos in it, which its tokens do not hold.
     """
 
     tokens: list[int]
     undrafted: list[int] | None
+    pictured: bool
     _parts: tuple[Any, ...] = attrs.field(repr=False)
     _key: Any = attrs.field(repr=False)
     _hold: object = attrs.field(factory=object, init=False, repr=False)
 
     @classmethod
-    def of(cls, row: BatchRow, tokens: Sequence[int], loop: RoundLoop) -> KeptText:
+    def of(cls, row: BatchRow, tokens: Sequence[int], loop: RoundLoop, *, pictured: bool) -> KeptText:
         """Keeps the states of target and drafter of `loop` for its only row."""
         parts = _parts_of(loop)
-        kept = cls(list(tokens), row.undrafted, parts, _key_of(parts))
+        kept = cls(list(tokens), row.undrafted, pictured, parts, _key_of(parts))
         hold, target, drafter = kept._hold, loop.target, loop.drafter
 
         def release() -> None:
@@ -69,12 +71,23 @@ class KeptText:
         Returns:
             Whether it does: where they are still there and belong to the target and drafter of `loop`, and
             where its text, which is unread, begins with this one.
+
+        Raises:
+            InvalidInput: it does not, and the images of this text cannot be read again.
         """
         (row,) = rows
         parts = _parts_of(loop)
         same = len(parts) == len(self._parts) and all(map(is_, parts, self._parts))
         begins = row.unread[: len(self.tokens)] == self.tokens
         if not (same and begins and locks.take(self._hold)):
+            if self.pictured:
+                reason = (
+                    "another call has used the model or its draft since" if begins else "the text is another"
+                )
+                raise InvalidInput(
+                    f"past_key_values belongs to a text with images, videos or sound, and {reason}; give the "
+                    "whole text with what belongs to it, and no past_key_values."
+                )
             return False
         row.go_on_after(len(self.tokens), undrafted=self.undrafted)
         return True
@@ -113,9 +126,11 @@ class Turn:
 
     Attributes:
         past: of the turn before, or a cache that was given; None: it reads the whole prompt.
+        pictured: whether the text holds images, sound or videos.
         kept: the states that this call leaves, once its text has ended; None where it has not, or there are
             several rows.
     """
 
     past: KeptText | GivenCache | None = None
+    pictured: bool = False
     kept: KeptText | None = attrs.field(default=None, init=False)

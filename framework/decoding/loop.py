@@ -268,7 +268,7 @@ class RoundLoop:
             batch.draft_streams,
             [row.policy_state for row in batch.rows],
             batch.node_streams,
-            views=[row.view(self.costs) for row in batch.rows] if policy.reads_row else None,
+            views=[row.view(self.costs, rows=len(batch)) for row in batch.rows] if policy.reads_row else None,
         )
         started, calls, probs = perf_counter(), 0, None
         plan = growth.plan

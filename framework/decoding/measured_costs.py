@@ -39,6 +39,7 @@ def measure_costs(
     rows: Sequence[int] = (1,),
     contexts: Sequence[int] = (128,),
     tokens: Sequence[int] = (),
+    temperature: float = 1.0,
     repetitions: int = 5,
     seconds: float = 20.0,
     machine: str = "",
@@ -55,6 +56,8 @@ def measure_costs(
         contexts: committed tokens of a row.
         tokens: a text of which rows are read; default: tokens 0, 1, 2 and so on. Mixtures of experts route
             real text otherwise.
+        temperature: of the target. It decides how children are drawn and judged, which is most of what a
+            round takes outside of its passes.
         repetitions: of every size, at most.
         seconds: for one number of rows and one context. Once they are over, larger sizes are left out; the
             smallest two are measured in any case.
@@ -77,7 +80,7 @@ def measure_costs(
         for count in rows:
             batch = _batch(target, count, context, tokens)
             measured = _passes(target, drafter, batch, sizes, repetitions=repetitions, seconds=seconds)
-            parts = (*measured, _rest(target, drafter, batch))
+            parts = (*measured, _rest(target, drafter, batch, temperature))
             for of_part, times in zip(points, parts, strict=True):
                 of_part += [(n, count, context, median(taken)) for n, taken in times.items() if taken]
     if target.ranks is not None:
@@ -194,19 +197,27 @@ def _call(drafter: Drafter, tokens: Tensor, parent: int) -> float:
     return perf_counter() - started
 
 
-def _rest(target: StateBackend, drafter: Drafter | None, batch: Sequence[Sequence[int]]) -> Times:
+def _rest(
+    target: StateBackend, drafter: Drafter | None, batch: Sequence[Sequence[int]], temperature: float
+) -> Times:
     """Returns what rounds take outside of their passes, without a tree and with one of `REST_NODES`."""
     if drafter is None or drafter.drafters > 1:
         return {}
-    verifier = registry.create("verifiers", "recursive-rejection")
+    sampled = temperature > 0
+    verifier = registry.create("verifiers", "recursive-rejection" if sampled else "greedy")
     times: Times = {}
+    tree = {"shape": str(REST_NODES - 1), "law": "without-replacement" if sampled else "top-k"}
     policies = {
         1: registry.create("policies", "ordinary"),
-        REST_NODES: registry.create("policies", "static-tree", {"shape": str(REST_NODES - 1)}),
+        REST_NODES: registry.create("policies", "static-tree", tree),
     }
     for nodes, policy in policies.items():
         rounds = SpeculativeDecoder(target, drafter, policy, verifier).stream(
-            batch, max_new_tokens=REST_ROUNDS, sampling=SamplingParams(), seed=0, eos_token_id=[]
+            batch,
+            max_new_tokens=REST_ROUNDS,
+            sampling=SamplingParams(temperature=temperature),
+            seed=0,
+            eos_token_id=[],
         )
         times[nodes] = [
             max(one.seconds - one.draft_seconds - one.target_seconds, 0.0)

@@ -113,11 +113,15 @@ class Session:
             self._loop.hold(list(self._waiting))
             self._waiting.clear()
 
-    def keep(self) -> KeptText | None:
-        """Close the session without releasing its only row; None, and a closed session, where it runs."""
+    def keep(self, *, pictured: bool = False) -> KeptText | None:
+        """Close the session without releasing its only row; None, and a closed session, where it runs.
+
+        Args:
+            pictured: see `KeptText`.
+        """
         kept = None
         if self._open and len(self._rows) == 1 and self._rows[0].idle:
-            kept = KeptText.of(self._rows[0], self._texts[0], self._loop)
+            kept = KeptText.of(self._rows[0], self._texts[0], self._loop, pictured=pictured)
             self._open = False
             self.statistics.peak_memory = peak_memory()
             locks.active.pop(self, None)

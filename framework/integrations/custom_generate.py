@@ -181,7 +181,9 @@ class CustomGenerate:
                 )
             if streamer is not None and not prompt_is_shown:
                 streamer.put(input_ids.cpu())
-            turn = None if prompt is not None else _turn(model_kwargs, generation_config, input_ids)
+            turn = _turn(
+                model_kwargs, generation_config, input_ids, prompt, lambda: self._decodes_text(model)
+            )
             generation = self._generate(
                 model,
                 input_ids,
@@ -345,22 +347,36 @@ def _untold() -> Call:
     return Call()
 
 
-def _turn(model_kwargs: Mapping[str, Any], config: Any, ids: Tensor) -> Turn | None:
+def _turn(
+    model_kwargs: Mapping[str, Any],
+    config: Any,
+    ids: Tensor,
+    prompt: ModelPrompt | None,
+    decodes_text: Callable[[], bool],
+) -> Turn | None:
     """Returns the cache that the call continues, if any, and whether it leaves one; None for neither."""
+    keeps = len(ids) == 1 and config.return_dict_in_generate and config.use_cache is not False
+    if prompt is not None:
+        # A next turn gives tokens only, and has to read them as these were read.
+        return Turn(pictured=True) if keeps and prompt.continues_in_tokens and decodes_text() else None
+    past = _past(model_kwargs, config, ids)
+    pictured = isinstance(past, KeptText) and past.pictured
+    return Turn(past, pictured) if keeps or past is not None else None
+
+
+def _past(model_kwargs: Mapping[str, Any], config: Any, ids: Tensor) -> KeptText | GivenCache | None:
     rows, mask = len(ids), model_kwargs.get("attention_mask")
-    past: KeptText | GivenCache | None
     past = next((value for value in model_kwargs.values() if isinstance(value, KeptText)), None)
     if past is not None and rows > 1:
         raise InvalidInput(f"past_key_values holds one text and {rows} rows were given; call once per row.")
-    if past is None and (cache := filled_cache(model_kwargs)) is not None:
-        if config.use_cache is False:
-            raise InvalidInput(
-                "use_cache=False and a past_key_values that holds tokens were given, with which generate() "
-                "reads the text twice; leave one of the two out."
-            )
-        past = GivenCache(cache, [0] * rows if mask is None else (mask == 0).sum(1).tolist())
-    keeps = rows == 1 and config.return_dict_in_generate and config.use_cache is not False
-    return Turn(past) if keeps or past is not None else None
+    if past is not None or (cache := filled_cache(model_kwargs)) is None:
+        return past
+    if config.use_cache is False:
+        raise InvalidInput(
+            "use_cache=False and a past_key_values that holds tokens were given, with which generate() "
+            "reads the text twice; leave one of the two out."
+        )
+    return GivenCache(cache, [0] * rows if mask is None else (mask == 0).sum(1).tolist())
 
 
 def _as_output(model: Any, generation: Generation, kept: KeptText | None, inner: Mapping[str, Any]) -> Any:

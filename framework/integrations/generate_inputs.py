@@ -56,7 +56,7 @@ def prompt_of(
     if getattr(model.config, "is_encoder_decoder", False):
         given = {name: value for name, value in call.arguments.items() if name in model_kwargs}
         return ModelPrompt.prepared(model, ids, dict(model_kwargs), given=given, source=source)
-    more = _more_than_text(call, model, model_kwargs, ids)
+    more = _more_than_text(call, model, _without_marks_read(model_kwargs), ids)
     if _has_virtual_tokens(model):
         more.append("PEFT's learnt tokens")
     if not more and _cache_holds_images(model, model_kwargs, ids):
@@ -121,6 +121,17 @@ def _more_than_text(call: Call, model: Any, model_kwargs: Mapping[str, Any], ids
     if positions is not None and not _counts_tokens(positions, model_kwargs.get("attention_mask"), ids):
         more.append("position_ids")
     return sorted(more)
+
+
+def _without_marks_read(model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments without marks of images that the states of an earlier turn hold."""
+    past = next((value for value in model_kwargs.values() if isinstance(value, KeptText)), None)
+    read = past.get_seq_length() if past is not None and past.pictured else 0
+    return {
+        name: value
+        for name, value in model_kwargs.items()
+        if not (read and name in _TOKEN_TYPES and not bool((value[:, read:] != 0).any()))
+    }
 
 
 def _cache_holds_images(model: Any, model_kwargs: Mapping[str, Any], ids: Tensor) -> bool:

@@ -149,6 +149,17 @@ class ModelPrompt:
         return _shown(self.ids, self.mask)
 
     @property
+    def continues_in_tokens(self) -> bool:
+        """Returns whether texts with images, videos or sound can go on after tokens only.
+
+        They can where every column that the model reads of them is a token.
+        """
+        if self.encoded or (self.mask is not None and has_holes(self.mask)) or "inputs_embeds" in self.inputs:
+            return False
+        pictured = bool(self.ids.numel()) and any(map(self.placeholders.intersection, self.texts))
+        return pictured and self.lengths == [len(text) for text in self.texts]
+
+    @property
     def source_texts(self) -> list[list[int]]:
         """Returns the tokens that an encoder has read, row by row; without such tokens, empty lists."""
         source = self.source

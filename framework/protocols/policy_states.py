@@ -110,7 +110,7 @@ def shares(policy: TreePolicy, states: Sequence[Any], views: Sequence[RowView | 
     """
     given: list[Any] = [[first_state(policy) if state is None else state for state in states]]
     if policy.reads_row:
-        given.append([attrs.evolve(_viewed(policy, view), rows=len(states)) for view in views])
+        given.append([_together(_viewed(policy, view), len(states)) for view in views])
     found = cast(BatchPolicy[Any], policy).share(*given)
     if len(found) != len(states):
         raise InvalidInput(
@@ -128,6 +128,10 @@ def _grow_together(
 ) -> list[Growing]:
     together, of_rows = cast(BatchPolicy[Any], policy), shares(policy, states, views)
     return [together.grow(root, rng, share) for root, rng, share in zip(roots, rngs, of_rows, strict=True)]
+
+
+def _together(view: RowView, rows: int) -> RowView:
+    return view if view.rows == rows else attrs.evolve(view, rows=rows)
 
 
 def _viewed(policy: TreePolicy, view: RowView | None) -> RowView:

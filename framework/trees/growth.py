@@ -137,7 +137,7 @@ class Growth:
         laws: set[type[Proposal]] = set()
         for tree in trees:
             builder = tree.builder
-            if builder is None or builder.proposals or tree.note is not None:
+            if builder is None or builder.proposals:
                 return trees
             for one in builder.siblings.values():
                 laws.add(one.law)

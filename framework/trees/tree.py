@@ -301,13 +301,13 @@ class TreeBuilder:
             if new.get(node, -1) in above and node in new
         }
 
-    def finish(self) -> TokenTree:
-        """The tree grown so far."""
+    def finish(self, *, note: object = None) -> TokenTree:
+        """The tree grown so far, with this `TokenTree.note`."""
         tokens, parents, depths = map(
             torch.from_numpy, np.array([self.tokens, self.parents, self.depths], np.int64)
         )
         laws = _Laws(self) if self.siblings else self.proposals
-        tree = TokenTree(tokens, parents, laws, size=len(self.tokens), depths=depths)
+        tree = TokenTree(tokens, parents, laws, size=len(self.tokens), depths=depths, note=note)
         object.__setattr__(tree, "_builder", self)
         return tree
 

@@ -33,6 +33,7 @@ class TreeBatch(Sequence[TokenTree]):
         levels: for every request, the draft's distributions `[rows, nodes asked for, vocab]`.
         asked: int64 `[rows, nodes, 2]`, for every node the request that asked for it and its number there;
             -1 where none did.
+        notes: of the trees, as in `TokenTree`; empty where no tree has one.
     """
 
     LAWS: ClassVar[frozenset[type[Proposal]]] = frozenset(
@@ -47,6 +48,7 @@ class TreeBatch(Sequence[TokenTree]):
     law: type[Proposal]
     levels: tuple[Tensor, ...]
     asked: Nodes
+    notes: tuple[object, ...] = ()
     _trees: dict[int, TokenTree] = attrs.field(factory=dict, init=False)
 
     @classmethod
@@ -62,7 +64,10 @@ class TreeBatch(Sequence[TokenTree]):
             numbers[:, row, :count] = builder.tokens, builder.parents, builder.depths
             for node, one in builder.siblings.items():
                 asked[row, node] = one.place
-        batch = cls(tokens, parents, depths, counts, law, tuple(levels), asked)
+        notes = tuple(tree.note for tree in trees)
+        if notes.count(None) == len(notes):
+            notes = ()
+        batch = cls(tokens, parents, depths, counts, law, tuple(levels), asked, notes)
         batch._trees.update(enumerate(trees))
         return batch
 
@@ -84,6 +89,7 @@ class TreeBatch(Sequence[TokenTree]):
                 _RowProposals(self, row),
                 size=n,
                 depths=torch.from_numpy(self.depths[row, :n]),
+                note=self.notes[row] if self.notes else None,
             )
         return self._trees[row]
 

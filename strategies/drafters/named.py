@@ -11,6 +11,7 @@ from torch import Tensor
 from draftwood import Drafter, IncompatibleModels, InvalidInput, Outcome, Request, StateBackend
 from draftwood.protocols.model_prompt import ModelPrompt
 from draftwood.protocols.scored_nodes import ScoredNodes
+from draftwood.strategies.drafters.windowed import check_one_a_target
 from draftwood.trees.prefixes import Path
 
 
@@ -75,6 +76,7 @@ class Named(Drafter):
             )
         if several := [name for name, member in self.members.items() if member.drafters > 1]:
             raise InvalidInput(f"{several[0]!r} gives a node several distributions; give drafters of one.")
+        check_one_a_target(self.members.values())
 
     @property
     def names(self) -> Sequence[str]:  # type: ignore[override]

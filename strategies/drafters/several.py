@@ -12,6 +12,7 @@ from torch import Tensor
 from draftwood import Drafter, IncompatibleModels, InvalidInput, Outcome, Request, StateBackend
 from draftwood.protocols.model_prompt import ModelPrompt
 from draftwood.protocols.scored_nodes import ScoredNodes
+from draftwood.strategies.drafters.windowed import check_one_a_target
 
 
 def _as_members(members: Iterable[Drafter]) -> tuple[Drafter, ...]:
@@ -36,6 +37,7 @@ class Several(Drafter):
             raise IncompatibleModels(
                 f"The drafters have {sorted(sizes)} tokens; they must share one vocabulary."
             )
+        check_one_a_target(self.members)
 
     @property
     def vocab_size(self) -> int:  # type: ignore[override]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import attrs
 from torch import Tensor
@@ -87,3 +87,13 @@ class Windowed(Drafter):
     def commit(self, outcomes: Sequence[Outcome]) -> None:
         # The target has committed the tokens, so none is lacking.
         self._round.commit([()] * len(outcomes))
+
+
+def check_one_a_target(members: Iterable[Drafter]) -> None:
+    """Refuse two windows over one target, which holds the drafted nodes of one drafter."""
+    targets = [id(member.target) for member in members if isinstance(member, Windowed)]
+    if len(set(targets)) < len(targets):
+        raise InvalidInput(
+            "Two windowed drafters have the same target, and it holds the drafted nodes of one; "
+            "leave one out, or let the other draft with layer-skip."
+        )

@@ -103,19 +103,19 @@ class ThroughputDySpec(SingleLawPolicy, LearningPolicy[AcceptanceHistory], Batch
         nodes, row = share
         tree, accepted, chances = TreeBuilder(root), [1.0], list[float]()
         leaves, layer = [0], 0
-        while width := nodes.width(layer):
+        while leaves and (width := nodes.width(layer)):
             layer += 1
-            opened = sorted(sorted(leaves, key=lambda node: -accepted[node])[:width])
-            drawn, slots = [], LayerSlots([])
-            if opened:
-                drawn = yield tree.open(opened, self.law, ahead=self.budget)
-                slots = LayerSlots(
-                    [
-                        NodeSlot(siblings, nodes.rates[row], accepted[node])
-                        for node, siblings in zip(opened, drawn, strict=True)
-                    ]
-                )
-                nodes.offer(row, slots)
+            opened = leaves
+            if len(leaves) > width:
+                opened = sorted(sorted(leaves, key=lambda node: -accepted[node])[:width])
+            drawn = yield tree.open(opened, self.law, ahead=self.budget)
+            slots = LayerSlots(
+                [
+                    NodeSlot(siblings, nodes.rates[row], accepted[node])
+                    for node, siblings in zip(opened, drawn, strict=True)
+                ]
+            )
+            nodes.offer(row, slots)
             if len(nodes.rates) > 1:
                 yield WAIT
             nodes.width(layer)  # draws
@@ -126,7 +126,7 @@ class ThroughputDySpec(SingleLawPolicy, LearningPolicy[AcceptanceHistory], Batch
                 tree.siblings[opened[node.parent]] = siblings
                 accepted.append(node.accepted)
                 chances.append(node.chance)
-        return attrs.evolve(tree.finish(), note=(nodes.time, *chances))
+        return tree.finish(note=(nodes.time, *chances))
 
     def observe(self, state: AcceptanceHistory, outcome: Outcome, tree: TokenTree) -> AcceptanceHistory:
         assert isinstance(tree.note, tuple)

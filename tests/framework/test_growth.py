@@ -148,6 +148,27 @@ def test_trees_of_one_law_are_one_batch_and_others_a_list():
                 assert all(proposal.conditional(k, tokens[:k])[token] > 0 for k, token in enumerate(tokens))
 
 
+def test_trees_of_a_batch_keep_their_notes():
+    """Also where the limit of a row cuts its tree; a row without a note has None."""
+
+    def noted(note):
+        tree = TreeBuilder(0)
+        siblings = yield tree.open([0], WithoutReplacement, 2)
+        children = tree.add_siblings(0, siblings[0])
+        for child, found in zip(children, (yield tree.open(children, WithoutReplacement, 1)), strict=True):
+            tree.add_siblings(child, found)
+        return tree.finish(note=note)
+
+    growth = Growth([noted("first"), noted(None), noted((1, 2))], streams(3))
+    while growth.requests is not None:
+        growth.answer(distributions(3, growth.requests.tokens.shape[1], 6))
+    trees = growth.trees()
+    assert isinstance(trees, TreeBatch)
+    for found, sizes in ((trees, [5, 5, 5]), (trees.truncated([1, 2, 0]), [3, 5, 1])):
+        assert [tree.note for tree in found] == ["first", None, (1, 2)]
+        assert [tree.size for tree in found] == sizes
+
+
 def test_a_law_that_draws_all_at_once_draws_none_ahead():
     growth = Growth([comb(WithReplacement, [1, 1], ahead=2)], streams(1))
     with pytest.raises(InvalidInput, match="WithReplacement draws all children of a node at once"):

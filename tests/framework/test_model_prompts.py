@@ -224,6 +224,20 @@ def test_inputs_that_a_model_does_not_take_are_refused():
         decoder.generate(prompt, torch.ones(1, 2))
 
 
+def test_a_prompt_that_the_model_refuses_is_refused_in_a_sentence(speculative):
+    """Such as an image whose place in the text is missing; `generate()` raises a ValueError too."""
+    model, inputs = made("llava"), pictured("llava")
+    inputs["input_ids"] = inputs["input_ids"].where(inputs["input_ids"] != IMAGE, 8)
+    message = "does not read this prompt, with or without draft trees .*ValueError: Image features"
+    with pytest.raises(InvalidInput, match=message):
+        model.generate(**inputs, **PLAIN, custom_generate=speculative)
+    decoder = SpeculativeDecoder(model, tiny(), **strategies())
+    with pytest.raises(InvalidInput, match=message):
+        decoder.generate(ModelPrompt.of(model, **inputs), max_new_tokens=4)
+    written: Any = decoder.generate([[3, 4, 9]], max_new_tokens=4)
+    assert len(written) == 1  # it goes on working
+
+
 def test_rows_of_a_prompt_are_read_together():
     model = made("llava")
     decoder = SpeculativeDecoder(model, tiny(), **strategies())

@@ -18,9 +18,11 @@ from draftwood import (
     Randomness,
     RowView,
     SamplingParams,
+    SpeculativeDecoder,
     TreeBuilder,
     TreePolicy,
     WithoutReplacement,
+    create,
     measure_costs,
 )
 from draftwood.decoding.experts_touched import experts_touched
@@ -236,6 +238,25 @@ def test_costs_are_measured_by_nodes_rows_and_context() -> None:
     assert (costs.machine, costs.target.experts) == ("here", ())
     assert target.lengths == []
     assert measure_costs(ToyBackend(TARGET), nodes=(1,)).draft is None
+
+
+@pytest.mark.parametrize(("temperature", "name"), [(0.0, "greedy"), (0.6, "recursive-rejection")])
+def test_the_rest_of_a_round_is_timed_as_rounds_of_that_temperature(
+    temperature: float, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Judging drawn children takes several times as long as following the most likely tokens."""
+    judged: list[tuple[type, float]] = []
+    stream = SpeculativeDecoder.stream
+
+    def noted(decoder: SpeculativeDecoder, *args: Any, **options: Any) -> Any:
+        judged.append((type(decoder.verifier), options["sampling"].temperature))
+        return stream(decoder, *args, **options)
+
+    monkeypatch.setattr(SpeculativeDecoder, "stream", noted)
+    measure_costs(
+        ToyBackend(TARGET), drafter(DRAFT), nodes=(1,), contexts=(4,), repetitions=1, temperature=temperature
+    )
+    assert judged == [(type(create("verifiers", name)), temperature)] * 2
 
 
 def test_sizes_that_take_too_long_are_left_out() -> None:

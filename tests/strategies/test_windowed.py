@@ -25,7 +25,7 @@ from draftwood import (
     zoo,
 )
 from draftwood.backends.kinds.transformer import TransformerBackend
-from draftwood.drafters import Named, PromptLookup, Windowed
+from draftwood.drafters import LayerSkip, Named, PromptLookup, Several, Windowed
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
@@ -300,3 +300,12 @@ def test_from_the_command_line():
     result = CliRunner().invoke(app, [*command, "--json", "--max-new-tokens", "20"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["tokens"] == new
+
+
+def test_two_windows_over_one_target_are_refused():
+    """The nodes that one drafted would stand among those of the other."""
+    target, draft = load(LLAMA), load(copy.deepcopy(LLAMA))
+    for together in (lambda *members: Several(members), lambda *members: Named(dict(enumerate(members)))):
+        with pytest.raises(InvalidInput, match="have the same target, and it holds the drafted nodes of one"):
+            together(Windowed(target, window=8), Windowed(target, window=16))
+        together(Windowed(target), Windowed(draft), LayerSkip(target, (0,)))

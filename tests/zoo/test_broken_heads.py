@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from draftwood.zoo.heads.eagle3 import HeadOptions, new_config, new_head, tokens
 from draftwood.zoo.heads.floors import Floors, floors_of
 from draftwood.zoo.heads.known_text import known_text
 from draftwood.zoo.heads.loading import load_for
-from draftwood.zoo.heads.parts import Added, added_by_parts
+from draftwood.zoo.heads.parts import Added, added_by_parts, parts_of, scaled
 from draftwood.zoo.heads.settings import Found, compared, settings
 from draftwood.zoo.heads.verdict import Grade, Verdict, verdict_of
 from draftwood.zoo.medusa import heads_loss, new_heads, states
@@ -307,7 +307,7 @@ def test_the_use_of_a_part_is_a_difference_of_likelihoods() -> None:
         likely.append(torch.stack(chosen))
     gains = likely[0] - likely[1]
     added = {part.name: part for part in added_by_parts(target(), head, rows, depths=1)}
-    assert set(added) == {
+    assert {name for name, part in added.items() if not part.piece} == {
         "embeddings",
         "the target's states",
         "the attention of layer 0",
@@ -319,7 +319,7 @@ def test_the_use_of_a_part_is_a_difference_of_likelihoods() -> None:
     assert not found.idle
 
 
-def with_parts(first: float, *gains: float, error: float = 0.005) -> Verdict:
+def with_parts(first: float, *gains: float, error: float = 0.005, pieces: Sequence[Added] = ()) -> Verdict:
     """The verdict on a head of which so many first tokens are right, whose parts add so much."""
     head = test_p_eagle.random_head(test_p_eagle.KINDS["plain"])
     found = [Found(name="as configured", by_depth=(first, first), gain=0.0, likelier=0.0, clear=False)]
@@ -328,7 +328,7 @@ def with_parts(first: float, *gains: float, error: float = 0.005) -> Verdict:
         for number, gain in enumerate(gains)
     ]
     floors = Floors(unigram=0.04, lookup=0.1)
-    return verdict_of(test_p_eagle.target(), head, SHORT_TEXTS, found, floors, added)
+    return verdict_of(test_p_eagle.target(), head, SHORT_TEXTS, found, floors, [*added, *pieces])
 
 
 SHORT_TEXTS = [Rows(tokens=torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]]), prompt=2, temperature=0.0)]
@@ -355,6 +355,71 @@ def test_the_three_verdicts(first: float, gains: tuple[float, ...], grade: Grade
 
 def test_a_part_harms_by_more_than_chance() -> None:
     assert not with_parts(0.5, 0.3, -0.02, error=0.02).broken
+
+
+@pytest.mark.parametrize(
+    ("gain", "better", "grade", "sentence"),
+    [
+        (0.0, 0.0, Grade.right, "above what needs no head"),
+        (-0.1, 0.03, Grade.broken, "without the piece its guesses are better, by 0.100 nats"),
+        # A head that is too sure of itself is likelier to be right without it, and guesses the same tokens.
+        (-0.1, 0.01, Grade.weak, "without the piece its guesses are likelier, by 0.100 nats"),
+        (-0.03, 0.03, Grade.weak, "without the piece its guesses are likelier"),
+        (-0.01, 0.03, Grade.right, "above what needs no head"),
+    ],
+)
+def test_a_piece_of_a_part_that_harms(gain: float, better: float, grade: Grade, sentence: str) -> None:
+    pieces = [Added(name="the piece", by_depth=(0.1, 0.1), gain=gain, error=0.005, better=better, piece=True)]
+    verdict = with_parts(0.5, 0.3, pieces=pieces)
+    assert verdict.grade is grade, verdict.sentence
+    assert re.search(sentence, verdict.sentence), verdict.sentence
+
+
+def test_a_part_of_another_scale() -> None:
+    def of(right: float) -> Verdict:
+        part = Added(
+            name="the part",
+            by_depth=(0.1,),
+            gain=0.3,
+            error=0.01,
+            weaker=0.2,
+            weaker_error=0.02,
+            weaker_right=right,
+        )
+        return with_parts(0.5, 0.3, pieces=[part])
+
+    assert of(0.03).broken
+    assert of(0.01).grade is Grade.weak
+    assert "with less of the part its guesses are likelier, by 0.200 nats" in of(0.01).sentence
+    assert of(-0.01).grade is Grade.right
+
+
+@torch.no_grad()
+def test_pieces_of_parts_make_up_the_whole() -> None:
+    """What two halves of an MLP leave out is what the MLP adds, by its outputs and by its inner units."""
+    head = block_heads.random_head(block_heads.config(taps=(1, 3)))
+    named = {part.name: part for part in parts_of(head, 3)}
+    layer = head.layers[1].mlp
+    states = torch.randn(3, block_heads.WIDTH, dtype=layer.down_proj.weight.dtype)
+    whole = layer(states)
+
+    def without(name: str) -> torch.Tensor:
+        with scaled(named[name], 0):
+            return layer(states)
+
+    assert not without("the MLP of layer 1").any()
+    for words in ("", "the inner units of "):
+        halves = [
+            without(f"the {number} half of {words}the MLP of layer 1") for number in ("first", "second")
+        ]
+        torch.testing.assert_close(sum(halves), whole)
+        assert not torch.equal(halves[0], whole)
+    middle = block_heads.WIDTH // 2
+    assert not without("the second half of the MLP of layer 1")[:, middle:].any()
+    assert "the MLP of all layers" in named
+    with scaled(named["the keys of attention 0"], 0):
+        assert not head.layers[0].self_attn.k_proj(states).any()
+        assert head.layers[1].self_attn.k_proj(states).any()
 
 
 @pytest.fixture(scope="module")

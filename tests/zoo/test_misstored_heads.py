@@ -17,19 +17,44 @@ from draftwood.strategies.heads.config import Latent
 from draftwood.zoo.heads.known_text import ReadText
 from draftwood.zoo.heads.loading import load_for
 from draftwood.zoo.heads.misstored import restored, with_weights
-from draftwood.zoo.heads.settings import compared
+from draftwood.zoo.heads.settings import compared, settings
 from draftwood.zoo.heads.variants import weight_variants
 from tests.strategies import block_heads, feature_heads, test_p_eagle
-from tests.zoo.test_broken_heads import EAGLE, backend, broken, checked, target, texts
+from tests.zoo.test_broken_heads import EAGLE, SPARK, backend, broken, checked, target, texts
 
 CAUSES = {
     "keys and values exchanged": "k_proj and v_proj exchanged, .*exchange their names",
     "gate and up exchanged": "gate_proj and up_proj exchanged, .*exchange their names",
     "rotation of neighbours": "rotation of neighbours, .* its q_proj and k_proj",
-    "attention four times as strong": "with half of the attention of layer 0 its guesses are better",
+    "attention four times as strong": "with less of the attention of layer 0 its guesses are better",
     "attention of zeros": "o_proj.weight holds nothing but zeros",
 }
 SHORT = "gate and up exchanged"
+# Faults that other parts make up for, so that the share of right tokens stays far above chance.
+HIDDEN = {
+    "random keys": "without the keys of attention 0 its guesses are better",
+    "half of the MLP another head's": "without the second half of the MLP of layer 0 its guesses are better",
+    "taps one layer higher": r"taps one layer lower \(3, 6, 7\), .*it reads other layers",
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("fault", HIDDEN)
+def test_damage_that_other_parts_make_up_for_is_told(fault: str, tmp_path: Path) -> None:
+    verdict = checked(broken(SPARK, FAULTS[fault], tmp_path), depths=4)
+    assert verdict.broken, verdict.sentence
+    assert re.search(HIDDEN[fault], verdict.sentence), verdict.sentence
+
+
+def test_the_output_of_the_last_layer_is_one_of_the_taps_that_are_tried() -> None:
+    """Layers 0 to 4; 6 is the last one's output, for which a configuration says 5."""
+    for taps, words, other in (
+        ((2, 4), "taps one layer higher", (3, 6)),
+        ((3, 5), "taps one layer lower", (2, 4)),
+    ):
+        head = block_heads.random_head(block_heads.config(taps=taps))
+        found = {setting.name: setting.taps for setting in settings(head, block_heads.MODEL)}
+        assert found[f"{words} ({other[0]}, {other[1]})"] == other
 
 
 @pytest.mark.parametrize(

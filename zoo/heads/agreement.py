@@ -113,18 +113,24 @@ def judged_text(
     *,
     depths: int,
     shift: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns, of each depth, how many greedy tokens are right, the sum of their log-likelihoods, and of all.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns sums by depth, each float64 `[depths]`.
 
-    Each is float64 `[depths]`. Of a token that is never proposed the log-likelihood counts as -20.
+    They are the number of greedy tokens that are right, the log-likelihoods of these tokens, the chances that
+    a drafted token is accepted at temperature 1, and the number of tokens. The log-likelihood of a token that
+    is never proposed counts as -20.
     """
-    right, likely, total = [], [], []
+    theirs = text.logits[:, max(rows.prompt - 2, 0) :].float().softmax(-1)
+    sums: list[Tensor] = []
     for guess, following, weights in guesses_of_text(target, head, rows, text, depths=depths, shift=shift):
-        chances = guess.log_softmax(-1).cpu().gather(-1, following.unsqueeze(-1)).squeeze(-1)
-        right.append(((guess.argmax(-1).cpu() == following) * weights).sum())
-        likely.append((chances.clamp(min=_UNLIKELY).double() * weights).sum())
-        total.append(weights.sum())
-    return torch.stack(right), torch.stack(likely), torch.stack(total)
+        ours = guess.log_softmax(-1)
+        likely = ours.cpu().gather(-1, following.unsqueeze(-1)).squeeze(-1).clamp(min=_UNLIKELY)
+        accepted = torch.minimum(theirs, ours.exp()).sum(-1).cpu()
+        right = guess.argmax(-1).cpu() == following
+        each = torch.stack([right.double(), likely.double(), accepted.double(), torch.ones_like(weights)])
+        sums.append((each * weights).sum((1, 2)))
+    right, likely, accepted, total = torch.stack(sums, 1)
+    return right, likely, accepted, total
 
 
 def agreement(

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Linear, Module
 
 from draftwood.strategies.blocks.head import BlockHead
 from draftwood.strategies.drafters.medusa import Heads
@@ -28,11 +28,13 @@ from .loading import CheckedHead, depths_of
 from .misstored import with_weights
 from .settings import judged, mean_and_error
 
+_EMBEDDINGS, _STATES = "embeddings", "the target's states"
 _LEAST = 0.01  # nats a token, within which a part adds nothing
 _ERRORS = 2.0  # standard errors from prompt to prompt, within which it does not harm
-_WEAKER = 0.5  # of what a part adds, tried to tell weights of the wrong size
+_WEAKER = (0.5, 0.25)  # of what a part adds, tried to tell weights of the wrong size
 _OF_SIZE, _ERRORS_OF_SIZE = 0.05, 2.5  # nats a token and standard errors, by which that must be better
 _RIGHT = 0.02  # of tokens, likewise: a head that is only too sure of itself guesses the same ones
+_OF_PIECE = 0.02  # nats a token, by which a head must be better without a piece to be called weak
 
 
 @attrs.frozen(eq=False)
@@ -43,19 +45,25 @@ class Part:
         name: in words.
         head: the head that is run.
         modules: of it, whose outputs are what the part adds; they put out zeros without it.
-        half: the head with half of the part, where no module puts that out.
+        weaker: the head with less of the part, by `_WEAKER`, where no module puts that out.
+        share: the number of the equal share of these outputs that counts, and the number of shares.
+        reads: whether the part is what the modules read, in place of what they put out.
+        piece: whether it is a piece of another part, which may add nothing in a head that is right.
     """
 
     name: str
     head: CheckedHead
     modules: Sequence[Module] = ()
-    half: CheckedHead | None = None
+    weaker: Sequence[CheckedHead] = ()
+    share: tuple[int, int] = (0, 1)
+    reads: bool = False
+    piece: bool = False
 
     @property
     def sized(self) -> bool:
-        """Whether half of the part can be tried: what it adds is not normed after it."""
-        tried = bool(self.modules) or self.half is not None
-        return tried and self.name not in ("embeddings", "the target's states")
+        """Whether less of the part can be tried: what it adds is not normed after it."""
+        tried = (bool(self.modules) or bool(self.weaker)) and not self.piece
+        return tried and self.name not in (_EMBEDDINGS, _STATES)
 
 
 @attrs.frozen(kw_only=True)
@@ -68,9 +76,12 @@ class Added:
             draft.
         gain: by how much the log-likelihood of the target's tokens is higher with the part, in nats a token.
         error: its standard error, from prompt to prompt.
-        weaker: by how much it is higher with half of the part than with all of it.
+        weaker: by how much it is higher with less of the part than with all of it.
         weaker_error: its standard error.
         weaker_right: by how much the share of right tokens is higher so.
+        better: by how much that share is higher without the part, or the chance that a drafted token is
+            accepted at temperature 1, whichever is more.
+        piece: whether it is a piece of another part.
     """
 
     name: str
@@ -80,47 +91,88 @@ class Added:
     weaker: float = 0.0
     weaker_error: float = 0.0
     weaker_right: float = 0.0
+    better: float = 0.0
+    piece: bool = False
 
     @property
     def idle(self) -> bool:
         """Whether the head is no better with the part."""
-        return self.gain < _LEAST
+        return self.gain < _LEAST and not self.piece
 
     @property
     def harms(self) -> bool:
         """Whether the head is better without the part, by more than chance."""
+        if self.piece:
+            # There are many pieces, and to leave one out makes a head that is too sure of itself less sure.
+            return -self.gain > max(_OF_SIZE, _ERRORS_OF_SIZE * self.error) and self.better > _RIGHT
         return self.gain < -max(_LEAST, _ERRORS * self.error)
 
     @property
     def too_strong(self) -> bool:
-        """Whether the head is better with half of the part, by more than chance."""
-        likelier = self.weaker > max(_OF_SIZE, _ERRORS_OF_SIZE * self.weaker_error)
-        return likelier and self.weaker_right > _RIGHT
+        """Whether the head is better with less of the part, by more than chance."""
+        return self._weaker_is_likelier and self.weaker_right > _RIGHT
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the head seems better without the piece, or with less of the part."""
+        if self.piece:
+            return -self.gain > max(_OF_PIECE, _ERRORS_OF_SIZE * self.error)
+        return self._weaker_is_likelier and self.weaker_right > 0
+
+    @property
+    def _weaker_is_likelier(self) -> bool:
+        return self.weaker > max(_OF_SIZE, _ERRORS_OF_SIZE * self.weaker_error)
 
 
 def parts_of(head: CheckedHead, depths: int) -> Iterator[Part]:
-    """Yields the parts of a head that its first `depths` guesses use, from its inputs to its output."""
+    """Yields the parts of a head that its first `depths` guesses use, from its inputs to its output.
+
+    Pieces of these parts follow, for a file may hold another head's weights in half of a matrix, or wrong
+    ones where another part still makes up for them.
+    """
     if isinstance(head, Heads):
         yield from _of_medusa(head, depths)
         return
     if isinstance(head, MtpHead):
-        named = [("embeddings", head.embedding_norm), ("the target's states", head.state_norm)]
+        named = [(_EMBEDDINGS, head.embedding_norm), (_STATES, head.state_norm)]
         named += [one for number, block in enumerate(head.blocks) for one in _of_block(number, block)]
     elif isinstance(head, HydraHead):
         named = _of_hydra(head, depths)
     else:
         named = _of_layers(head.head if isinstance(head, PEagleHead) else head)
-    yield from (Part(name, head, [module]) for name, module in named)
+    parts = [Part(name, head, [module]) for name, module in named]
+    for words in ("attention", "MLP"):
+        every = [module for name, module in named if name.startswith(f"the {words} of layer")]
+        if len(every) > 1:
+            parts.append(Part(f"the {words} of all layers", head, every))
+    yield from parts
+    for part in parts:
+        if part.sized or (part.name == _STATES and not isinstance(head, MtpHead)):
+            yield from _halves(part)
+    keys = [module for name, module in head.named_modules() if name.endswith("k_proj")]
+    for number, module in enumerate(keys):
+        # Without keys attention takes the mean of all that it sees.
+        yield Part(f"the keys of attention {number}", head, [module], piece=True)
+
+
+def _halves(part: Part) -> Iterator[Part]:
+    inner = [getattr(module, "down_proj", module) for module in part.modules]
+    for number, words in enumerate(("first", "second")):
+        share = (number, 2)
+        yield attrs.evolve(part, name=f"the {words} half of {part.name}", share=share, piece=True)
+        if "MLP" in part.name and all(isinstance(module, Linear) for module in inner):
+            name = f"the {words} half of the inner units of {part.name}"
+            yield Part(name, part.head, inner, share=share, reads=True, piece=True)
 
 
 def _of_layers(head: Eagle3Head | BlockHead) -> list[tuple[str, Module]]:
     named: list[tuple[str, Module]] = []
     if isinstance(head, Eagle3Head):
-        named.append(("embeddings", head.midlayer.input_layernorm))
+        named.append((_EMBEDDINGS, head.midlayer.input_layernorm))
         layers: list[Any] = [head.midlayer, *head.more]
     else:
         layers = list(head.layers)
-    named.append(("the target's states", head.fc))
+    named.append((_STATES, head.fc))
     for number, layer in enumerate(layers):
         named.append((f"the attention of layer {number}", layer.self_attn.o_proj))
         named.append((f"the MLP of layer {number}", layer.mlp.down_proj))
@@ -143,16 +195,21 @@ def _of_medusa(heads: Heads, depths: int) -> Iterator[Part]:
     if not heads.weight.any():
         return  # published without residual blocks
 
-    def scaled(number: int, factor: float) -> Heads:
-        kept = torch.ones(heads.count, 1, 1, dtype=heads.weight.dtype, device=heads.weight.device)
-        kept[number] = factor
-        changed = {name: getattr(heads, name).detach() * kept for name in ("weight", "bias")}
-        found: Heads = with_weights(heads, changed)
+    def with_block(number: int, factor: float, rows: slice = slice(None)) -> Heads:
+        weight, bias = heads.weight.detach().clone(), heads.bias.detach().clone()
+        weight[number, rows] *= factor
+        bias[number, :, rows] *= factor
+        found: Heads = with_weights(heads, {"weight": weight, "bias": bias})
         return found
 
     for number in range(depths):
-        half = scaled(number, _WEAKER)
-        yield Part(f"the residual block of head {number}", scaled(number, 0.0), half=half)
+        weaker = [with_block(number, factor) for factor in _WEAKER]
+        yield Part(f"the residual block of head {number}", with_block(number, 0.0), weaker=weaker)
+    middle = heads.hidden_size // 2
+    for number in range(depths):
+        for words, rows in (("first", slice(middle)), ("second", slice(middle, None))):
+            name = f"the {words} half of the residual block of head {number}"
+            yield Part(name, with_block(number, 0.0, rows), piece=True)
 
 
 def _of_hydra(head: HydraHead, depths: int) -> list[tuple[str, Module]]:
@@ -166,16 +223,28 @@ def _of_hydra(head: HydraHead, depths: int) -> list[tuple[str, Module]]:
 
 
 @contextmanager
-def _scaled(part: Part, factor: float) -> Iterator[None]:
-    """Within it the modules of `part` put out `factor` of their states."""
+def scaled(part: Part, factor: float) -> Iterator[None]:
+    """Within it the modules of `part` put out, or read, `factor` of its share of their states."""
+    number, count = part.share
 
-    def hook(module: Module, inputs: Any, out: Any) -> Any:
-        states = out if isinstance(out, Tensor) else out[0]
+    def changed(states: Tensor) -> Tensor:
+        shares = list(states.tensor_split(count, -1))
         # Zeros also of states that are not finite.
-        states = states * factor if factor else torch.zeros_like(states)
-        return states if isinstance(out, Tensor) else (states, *out[1:])
+        shares[number] = shares[number] * factor if factor else torch.zeros_like(shares[number])
+        return torch.cat(shares, -1)
 
-    hooks = [module.register_forward_hook(hook) for module in part.modules]
+    def of_outputs(module: Module, inputs: Any, out: Any) -> Any:
+        return changed(out) if isinstance(out, Tensor) else (changed(out[0]), *out[1:])
+
+    def of_inputs(module: Module, inputs: Any) -> Any:
+        return changed(inputs[0]), *inputs[1:]
+
+    hooks: list[Any] = [
+        module.register_forward_pre_hook(of_inputs)
+        if part.reads
+        else module.register_forward_hook(of_outputs)
+        for module in part.modules
+    ]
     try:
         yield
     finally:
@@ -190,21 +259,26 @@ def added_by_parts(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, d
     layers = int(target.config.get_text_config(decoder=True).num_hidden_layers)
     texts = [known_text(target, rows.tokens, head.taps_in(layers)) for rows in prompts]
 
-    def sums(part: Part, factor: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns shares of right tokens by depth, those and log-likelihoods a token by prompt."""
-        with _scaled(part, factor):
-            right, likely, total = judged(target, part.head, prompts, texts, depths=depths)
+    def sums(part: Part, factor: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Returns shares of right tokens by depth, and by prompt these, log-likelihoods and acceptance."""
+        with scaled(part, factor):
+            right, likely, accepted, total = judged(target, part.head, prompts, texts, depths=depths)
         each = total.sum(1).clamp(min=1)
-        return right.sum(0) / total.sum(0).clamp(min=1), right.sum(1) / each, likely.sum(1) / each
+        by_prompt = (one.sum(1) / each for one in (right, likely, accepted))
+        return right.sum(0) / total.sum(0).clamp(min=1), *by_prompt
 
-    _, right, whole = sums(Part("nothing", head), 1)
+    _, right, whole, accepted = sums(Part("nothing", head), 1)
     found: list[Added] = []
     for part in parts_of(head, depths):
-        shares, _, without = sums(part, 0)
+        shares, right_without, without, accepted_without = sums(part, 0)
         gain, error = mean_and_error(whole - without)
-        half = part if part.half is None else Part(part.name, part.half)
-        _, right_with_half, with_half = sums(half, _WEAKER) if part.sized else (shares, right, whole)
-        weaker, weaker_error = mean_and_error(with_half - whole)
+        less = [(right, whole)]
+        for number, factor in enumerate(_WEAKER if part.sized else ()):
+            one = Part(part.name, part.weaker[number]) if part.weaker else part
+            less.append(sums(one, factor)[1:3])
+        # The most likely, except for all of the part.
+        right_with_less, with_less = max(less[1:] or less, key=lambda one: float(one[1].mean()))
+        weaker, weaker_error = mean_and_error(with_less - whole)
         found.append(
             Added(
                 name=part.name,
@@ -213,7 +287,9 @@ def added_by_parts(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, d
                 error=float(error),
                 weaker=float(weaker),
                 weaker_error=float(weaker_error),
-                weaker_right=float((right_with_half - right).mean()),
+                weaker_right=float((right_with_less - right).mean()),
+                better=float(max((right_without - right).mean(), (accepted_without - accepted).mean())),
+                piece=part.piece,
             )
         )
     return found

@@ -131,8 +131,9 @@ def _of_taps(
     tried: dict[tuple[int, ...], str] = {taps: ""}
     last = layers - 1
     more = {
-        "taps one layer lower": tuple(tap - 1 for tap in taps),
-        "taps one layer higher": tuple(tap + 1 for tap in taps),
+        "taps one layer lower": tuple(min(tap, layers) - 1 for tap in taps),
+        # The last layer's output is numbered after what the target's output head reads.
+        "taps one layer higher": tuple(tap + 1 + (tap == last) for tap in taps),
         _OPPOSITE: taps[::-1],
         "the usual taps of EAGLE-3": (2, layers // 2, layers - 3),
         "the usual taps of DFlash": tuple(
@@ -145,7 +146,8 @@ def _of_taps(
         "the first layers as taps": tuple(range(count)),
     }
     for words, other in more.items():
-        if len(other) == count and all(0 <= tap < layers for tap in other) and other not in tried:
+        exists = all(0 <= tap < layers or tap == layers + 1 for tap in other)
+        if len(other) == count and exists and other not in tried:
             tried[other] = words
             cause = _TAPS if isinstance(head, BlockHead) else _TAPS + _BY_OPTION
             cause = _TURNED if words == _OPPOSITE else cause
@@ -214,8 +216,12 @@ def compared(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, depths:
     found: list[Found] = []
     before: torch.Tensor | None = None
     for setting in settings(head, target):
+        if before is not None and max(setting.taps) >= len(texts[0].hidden):
+            continue  # of some models the last layer is not found
         read = [_moved(text.at(setting.taps), setting.back) for text in texts]
-        right, likely, total = judged(target, setting.head, prompts, read, depths=depths, shift=setting.shift)
+        right, likely, _, total = judged(
+            target, setting.head, prompts, read, depths=depths, shift=setting.shift
+        )
         own = torch.stack([right.sum(1), likely.sum(1)]) / total.sum(1).clamp(min=1)
         before = own if before is None else before
         gain, error = mean_and_error(own - before)
@@ -250,14 +256,13 @@ def judged(
     *,
     depths: int,
     shift: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns the three sums of `judged_text` for each prompt, `[prompts, depths]`."""
+) -> tuple[torch.Tensor, ...]:
+    """Returns the four sums of `judged_text` for each prompt, `[prompts, depths]`."""
     each = [
         judged_text(target, head, rows, text, depths=depths, shift=shift)
         for rows, text in zip(prompts, texts, strict=True)
     ]
-    right, likely, total = (torch.stack(some) for some in zip(*each, strict=True))
-    return right, likely, total
+    return tuple(torch.stack(some) for some in zip(*each, strict=True))
 
 
 def mean_and_error(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from itertools import accumulate
 from operator import mul
@@ -86,6 +86,15 @@ def verdict_of(
             f"The head may be weaker than it could be: {flat} is one number throughout, as before any "
             "training, which its other norms are not. Copy it again, or train the head longer.",
         )
+    doubtful = next((one for one in added if one.doubtful), None)
+    if first >= floors.least and not idle and doubtful is not None:
+        name = f"{'without' if doubtful.piece else 'with less of'} {doubtful.name}"
+        return Verdict(
+            Grade.weak,
+            f"The head may be weaker than it could be: {name} its guesses are likelier, by "
+            f"{max(-doubtful.gain, doubtful.weaker):.3f} nats per token, so those weights may be damaged or "
+            "hardly trained. Copy them again, or train the head longer.",
+        )
     if first >= floors.least and not idle:
         return Verdict(
             Grade.right, "The configured setting is the best of these, and above what needs no head."
@@ -133,17 +142,14 @@ def _cause(
             "The head is broken: its map d2t names wrong tokens, for its guesses do tell what follows; "
             "copy the map of this very head."
         )
-    harmful = min((one for one in added if one.harms), key=lambda one: one.gain, default=None)
+    harmful = _worst(one for one in added if not one.piece)
     if best is not None and (harmful is None or best.gain > _OF_SETTING):
         return (
             f"Another setting than the configured one is better: {best.name}, by {best.gain:.3f} of the "
             f"tokens and {best.likelier:.2f} nats per token. So {best.cause}."
         )
     if harmful is not None:
-        return (
-            f"The head is broken: without {harmful.name} its guesses are better, by {-harmful.gain:.3f} nats "
-            "per token. Those weights, or those that read it, are damaged or another head's; copy them again."
-        )
+        return _without(harmful)
     if first < floors.chance:
         return (
             f"The head is broken: {first:.3f} of first tokens are right, no more than {floors.chance:.3f} by "
@@ -153,9 +159,12 @@ def _cause(
     strong = max((one for one in added if one.too_strong), key=lambda one: one.weaker, default=None)
     if strong is not None:
         return (
-            f"The head is broken: with half of {strong.name} its guesses are better, by {strong.weaker:.3f} "
+            f"The head is broken: with less of {strong.name} its guesses are better, by {strong.weaker:.3f} "
             "nats per token. Those weights are damaged or of another scale; copy them again."
         )
+    harmful = _worst(one for one in added if one.piece)
+    if harmful is not None:
+        return _without(harmful)
     idle = next((one for one in added if one.idle), None)
     if below and idle is not None:
         return (
@@ -164,6 +173,18 @@ def _cause(
             "weights are not trained, damaged, or another target's."
         )
     return _cause_of_second(head, found[0].by_depth, len(found) - 1, floors)
+
+
+def _worst(added: Iterable[Added]) -> Added | None:
+    """Returns what harms most; None where nothing does."""
+    return min((one for one in added if one.harms), key=lambda one: one.gain, default=None)
+
+
+def _without(harmful: Added) -> str:
+    return (
+        f"The head is broken: without {harmful.name} its guesses are better, by {-harmful.gain:.3f} nats per "
+        "token. Those weights, or those that read it, are damaged or another head's; copy them again."
+    )
 
 
 def _flat_norm(head: CheckedHead) -> str | None:
