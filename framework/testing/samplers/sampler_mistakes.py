@@ -71,6 +71,8 @@ def likely_mistake(evidence: Evidence, more: Callable[[range], Evidence], tolera
         more: gives that of further models, by the numbers of rounds.
         tolerance: largest difference of two probabilities that are taken as equal.
     """
+    # Numbers are fitted to drafts of the proof: sharp further models often show nothing of a number.
+    own = sorted(evidence, key=lambda pair: -pair[0].weight)
     evidence = [*evidence, *more(range(1))]
     chains = all(draft.case.parents.tolist() == list(range(len(draft.case.parents))) for draft, _ in evidence)
     # The rules of chains take it that tokens were drawn.
@@ -90,7 +92,7 @@ def likely_mistake(evidence: Evidence, more: Callable[[range], Evidence], tolera
             if all(_off(_law(draft, mistake), law) <= tolerance for draft, law in evidence)
         ]
 
-    found = explaining(KNOWN) or explaining(_fitted(evidence, tolerance))
+    found = explaining(KNOWN) or explaining(_fitted(own, tolerance))
     if found:
         return _named(found)
     of_parts, rest = of_its_parts(evidence, tolerance)
