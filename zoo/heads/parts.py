@@ -264,8 +264,8 @@ def added_by_parts(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, d
         with scaled(part, factor):
             right, likely, accepted, total = judged(target, part.head, prompts, texts, depths=depths)
         each = total.sum(1).clamp(min=1)
-        by_prompt = (one.sum(1) / each for one in (right, likely, accepted))
-        return right.sum(0) / total.sum(0).clamp(min=1), *by_prompt
+        of_prompts = right.sum(1) / each, likely.sum(1) / each, accepted.sum(1) / each
+        return right.sum(0) / total.sum(0).clamp(min=1), *of_prompts
 
     _, right, whole, accepted = sums(Part("nothing", head), 1)
     found: list[Added] = []
