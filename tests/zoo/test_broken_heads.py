@@ -334,6 +334,21 @@ def with_parts(first: float, *gains: float, error: float = 0.005, pieces: Sequen
 SHORT_TEXTS = [Rows(tokens=torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]]), prompt=2, temperature=0.0)]
 
 
+def test_medusa_heads_whose_blocks_are_zero_are_weak() -> None:
+    """They still guess tokens by their output, and no part can be left out that would tell."""
+    heads = new_heads(target(), 2)
+    found = [Found(name="as configured", by_depth=(0.5, 0.4), gain=0.0, likelier=0.0, clear=False)]
+
+    def verdict() -> Verdict:
+        return verdict_of(target(), heads, SHORT_TEXTS, found, Floors(unigram=0.04, lookup=0.1), [])
+
+    assert verdict().grade is Grade.weak
+    assert "residual blocks are zero throughout" in verdict().sentence
+    with torch.no_grad():
+        heads.weight[1, 2, 3] = 0.1
+    assert verdict().grade is Grade.right
+
+
 @pytest.mark.parametrize(
     ("first", "gains", "grade", "sentence"),
     [

@@ -86,6 +86,13 @@ def verdict_of(
             f"The head may be weaker than it could be: {flat} is one number throughout, as before any "
             "training, which its other norms are not. Copy it again, or train the head longer.",
         )
+    if first >= floors.least and isinstance(head, Heads) and not head.weight.any():
+        return Verdict(
+            Grade.weak,
+            "The head may be weaker than it could be: its residual blocks are zero throughout, as before any "
+            "training. That is right for one that was published without them; else copy it again, or train "
+            "it longer.",
+        )
     doubtful = next((one for one in added if one.doubtful), None)
     if first >= floors.least and not idle and doubtful is not None:
         name = f"{'without' if doubtful.piece else 'with less of'} {doubtful.name}"
