@@ -305,7 +305,11 @@ def test_from_the_command_line():
 def test_two_windows_over_one_target_are_refused():
     """The nodes that one drafted would stand among those of the other."""
     target, draft = load(LLAMA), load(copy.deepcopy(LLAMA))
-    for together in (lambda *members: Several(members), lambda *members: Named(dict(enumerate(members)))):
+    ways: list[Any] = [
+        lambda *members: Several(members),
+        lambda *members: Named({str(number): member for number, member in enumerate(members)}),
+    ]
+    for together in ways:
         with pytest.raises(InvalidInput, match="have the same target, and it holds the drafted nodes of one"):
             together(Windowed(target, window=8), Windowed(target, window=16))
         together(Windowed(target), Windowed(draft), LayerSkip(target, (0,)))

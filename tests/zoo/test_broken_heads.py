@@ -414,13 +414,15 @@ def test_pieces_of_parts_make_up_the_whole() -> None:
     """What two halves of an MLP leave out is what the MLP adds, by its outputs and by its inner units."""
     head = block_heads.random_head(block_heads.config(taps=(1, 3)))
     named = {part.name: part for part in parts_of(head, 3)}
-    layer = head.layers[1].mlp
+    layers: list[Any] = list(head.layers)
+    layer = layers[1].mlp
     states = torch.randn(3, block_heads.WIDTH, dtype=layer.down_proj.weight.dtype)
     whole = layer(states)
 
     def without(name: str) -> torch.Tensor:
         with scaled(named[name], 0):
-            return layer(states)
+            found: torch.Tensor = layer(states)
+        return found
 
     assert not without("the MLP of layer 1").any()
     for words in ("", "the inner units of "):
@@ -433,8 +435,8 @@ def test_pieces_of_parts_make_up_the_whole() -> None:
     assert not without("the second half of the MLP of layer 1")[:, middle:].any()
     assert "the MLP of all layers" in named
     with scaled(named["the keys of attention 0"], 0):
-        assert not head.layers[0].self_attn.k_proj(states).any()
-        assert head.layers[1].self_attn.k_proj(states).any()
+        assert not layers[0].self_attn.k_proj(states).any()
+        assert layers[1].self_attn.k_proj(states).any()
 
 
 @pytest.fixture(scope="module")
