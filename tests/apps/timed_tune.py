@@ -39,7 +39,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory, draft: float, *arguments: ob
     file = tmp_path_factory.mktemp("tuned") / "tuned.json"
     costs = costs_of(PassTime(1.0), PassTime(draft))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "pass_costs", lambda *asked: costs)
+        patch.setattr(command, "pass_costs", lambda *asked, temperature: costs)
         patch.setattr(measure, "writer", lambda spec, *rest: Timed(spec, writer(spec, *rest), draft))
         result = CliRunner().invoke(app, ["tune", "--to", str(file), *map(str, (*FEW, *arguments))])
     assert result.exit_code == 0, result.output

@@ -233,10 +233,11 @@ def test_the_right_setting_is_found(wrong: str) -> None:
 
 def test_what_is_tried_of_a_head() -> None:
     plain = [one.name for one in settings(Eagle3Head(new_config(target(), taps=(0, 1, 3))), target())]
-    # Neither a layer below the embedding nor one behind the last.
+    # No layer is below the embedding, and the last one's output has the number 5.
     for name in (
         "taps in the opposite order (3, 1, 0)",
         "the last layers as taps (1, 2, 3)",
+        "taps one layer higher (1, 2, 5)",
         "positions of drafted tokens -1",
         "positions of drafted tokens +1",
         "its map read as token ids",
@@ -248,7 +249,7 @@ def test_what_is_tried_of_a_head() -> None:
     ):
         assert (name in plain) == (name != "its map read as token ids"), name
     assert plain[0] == AS_CONFIGURED
-    assert not [name for name in plain if "layer lower" in name or "layer higher" in name]
+    assert not [name for name in plain if "layer lower" in name]
     sizes = attrs.evolve(new_config(target(), taps=(1, 1, 2)), norm_before_fc=True)
     normed = [one.name for one in settings(Eagle3Head(sizes), target())]
     assert {"taps one layer lower (0, 0, 1)", "taps one layer higher (2, 2, 3)"} < {*normed}
