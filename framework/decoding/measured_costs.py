@@ -204,12 +204,13 @@ def _rest(
     if drafter is None or drafter.drafters > 1:
         return {}
     sampled = temperature > 0
+    # Policies that weigh costs choose node by node, which takes longer than a fixed shape.
     verifier = registry.create("verifiers", "recursive-rejection" if sampled else "greedy")
     times: Times = {}
-    tree = {"shape": str(REST_NODES - 1), "law": "without-replacement" if sampled else "top-k"}
+    tree = {"budget": REST_NODES - 1, "law": "without-replacement" if sampled else "top-k"}
     policies = {
         1: registry.create("policies", "ordinary"),
-        REST_NODES: registry.create("policies", "static-tree", tree),
+        REST_NODES: registry.create("policies", "layered-dyspec", tree),
     }
     for nodes, policy in policies.items():
         rounds = SpeculativeDecoder(target, drafter, policy, verifier).stream(
