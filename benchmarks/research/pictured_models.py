@@ -22,7 +22,7 @@ from benchmarks.research.pictured_forms import FORMS, Inputs, begun_sound, parts
 IMAGE, VIDEO, SOUND, MARK, SOUND_MARK = range(VOCAB - 6, VOCAB - 1)
 """Tokens that stand for a part of an image, a video or sound, and marks of where they begin or end."""
 VIDEO_MARKS = {"video_start_token_id": VOCAB - 8, "video_end_token_id": VOCAB - 7}
-"""The same for videos, in families that tell images and videos apart by them."""
+"""Marks of where a video begins and ends, in families that tell images and videos apart by them."""
 
 _LLAMA4_EYE = {
     "intermediate_size": 4 * WIDTH,  # four neighbouring patches are one

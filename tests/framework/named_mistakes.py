@@ -1,4 +1,4 @@
-"""How many known mistakes are named rightly: `python -m tests.framework.named_mistakes [KIND ...]`."""
+"""Counts the known mistakes that are named rightly: `python -m tests.framework.named_mistakes [KIND ...]`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.framework.wrong_samplers import WRONG
 MODELS = sampler_models()
 
 PART = "no known mistake, but one in"
-"""How a sentence begins that tells the wrong parts of a sampler, and no mistake."""
+"""The beginning of a sentence that tells the wrong parts of a sampler, and no mistake."""
 
 OF_REPORTS = {
     "vllm#47386: noise of the draft used again": "the coin that rejected a token also chooses",
@@ -40,7 +40,7 @@ OF_REPORTS = {
     "Medusa's typical acceptance": "typical acceptance",
     "SpecInfer's rule without replacement": "by the distribution of the first",
 }
-"""Of the mistakes of public reports: words of the right name; those without have no rule."""
+"""Words of the right name of each mistake from a public report; a mistake without them has no rule."""
 
 
 @attrs.frozen

@@ -15,7 +15,7 @@ from draftwood.testing.samplers.sampler_runs import CheckedSampler
 from draftwood.testing.samplers.torch_randomness import RAISED
 
 _MORE_TOKENS = (0, 2, 5)
-"""How many tokens are added to the vocabulary: rules of rank and of thresholds differ in a larger one."""
+"""Tokens added to the vocabulary: rules of rank and of thresholds differ in a larger one."""
 
 _MOST_DRAFTS = 150
 """Drafts of a model, at most: for trees a larger vocabulary would cost more than the proof itself."""
@@ -24,10 +24,10 @@ _MOST_CALLS = 3_000
 """Calls of the sampler after which no further draft is enumerated."""
 
 _MOST_POINTS = 10_000
-"""The same where it is given its uniforms, so that a call takes less time."""
+"""Such calls of a sampler that is given its uniforms; each takes less time."""
 
 _SHARPNESS = (0.3, 1.0, 1.5, 2.5, 5.0)
-"""Of the targets, from flat to nearly one-hot."""
+"""Sharpness of the targets, from flat to nearly one-hot."""
 
 
 def further_evidence(
