@@ -1,7 +1,7 @@
 """Prompts with videos for every family of transformers that takes any, for two rows that differ in videos.
 
-The forms of a prompt are tried in turn, as for images. Whether `generate()` takes one shows which token is put
-in the place of a part of a video, and whether text parts its frames.
+The forms of a prompt are tried in turn, as for images. Whether `generate()` takes one shows which token is
+put in the place of a part of a video, and whether text parts its frames.
 """
 
 from __future__ import annotations
