@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from tests.model_changes.machine import SEEN, Changing, ChangingCaptured
 
-AT_ONCE = 100
+AT_ONCE = 20
 """Sequences between two reports, so that a search that is stopped has said how far it came."""
 
 
@@ -33,7 +33,7 @@ def search(machine: type[Changing], sequences: int, *, steps: int = 6, seeded: b
 
 
 def search_in_parts(machine: type[Changing], sequences: int, *, first_seed: int) -> None:
-    """Run the machine over so many sequences, each hundred from another seed, and report after each."""
+    """Run the machine over so many sequences, each twenty from another seed, and report after each."""
     for done in range(0, sequences, AT_ONCE):
         count = min(AT_ONCE, sequences - done)
         started = perf_counter()
@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sequences", type=int, default=2000, help="of six changes; 1 of 20 is captured")
     parser.add_argument("--only", choices=["captured", "plain"], help="to run the two kinds side by side")
-    parser.add_argument("--seed", type=int, default=0, help="of the first hundred; the others follow")
+    parser.add_argument("--seed", type=int, default=0, help="of the first twenty; the others follow")
     given = parser.parse_args()
     torch.set_num_threads(1)
     logging.set_verbosity_error()

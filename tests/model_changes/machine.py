@@ -57,6 +57,8 @@ class Changing(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "stack"):
             self.stack.close()
+        if self.captured:
+            torch._dynamo.reset()  # traced code of models that are gone takes 9 GB after a hundred sequences
 
     def backend(self) -> Any:
         return load(self.model, capture="compile" if self.captured and self.kind != "paths" else "off")
