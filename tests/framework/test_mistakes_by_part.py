@@ -20,8 +20,9 @@ def coin() -> Tensor:
     return torch.rand((), dtype=torch.float64)
 
 
-def at(token: int) -> Tensor:
-    return torch.eye(3, dtype=torch.float64)[token]
+def at(token: int, like: Tensor) -> Tensor:
+    """Returns weights `[vocab]` as `like`'s that are 1 at the token and 0 elsewhere."""
+    return (torch.arange(len(like)) == token).to(like.dtype)
 
 
 def chain(
@@ -55,16 +56,19 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "one half": (chain(test=lambda t, d: coin() < 0.5), "every drafted token with probability 0.5"),
     "a root": (chain(test=lambda t, d: coin() < (t / d) ** 0.5), "to the power of 0.5"),
     "where T is larger": (chain(left=lambda t, d, token: t * (t > d)), "without taking D away"),
-    "uniform": (chain(left=lambda t, d, token: torch.ones(3)), "uniformly from the vocabulary"),
+    "uniform": (chain(left=lambda t, d, token: torch.ones_like(t)), "uniformly from the vocabulary"),
     "the larger": (chain(left=lambda t, d, token: torch.maximum(t, d)), "max(T, D)"),
     "a softmax": (chain(left=lambda t, d, token: (t - d).softmax(0)), "the softmax of T - D"),
     "a ratio": (chain(left=lambda t, d, token: t / d), "from T / D"),
     "half of D": (chain(left=lambda t, d, token: (t - d / 2).clamp(min=0)), "max(T - 0.5 D, 0)"),
     "squared": (chain(left=lambda t, d, token: residual(t, d) ** 2), "an extra temperature (0.5)"),
-    "rejected again": (chain(left=lambda t, d, token: at(token)), "takes the rejected token"),
-    "last again": (chain(last=lambda t, d, token: at(token)), "is the last drafted token again"),
-    "always 0": (chain(last=lambda t, d, token: at(0)), "is always token 0"),
-    "draft's best": (chain(last=lambda t, d, token: at(int(d[-1].argmax()))), "is the draft's most likely"),
+    "rejected again": (chain(left=lambda t, d, token: at(token, t)), "takes the rejected token"),
+    "last again": (chain(last=lambda t, d, token: at(token, t[-1])), "is the last drafted token again"),
+    "always 0": (chain(last=lambda t, d, token: at(0, t[-1])), "is always token 0"),
+    "draft's best": (
+        chain(last=lambda t, d, token: at(int(d[-1].argmax()), t[-1])),
+        "is the draft's most likely",
+    ),
     "mean": (chain(last=lambda t, d, token: t.mean(0)), "the mean of all rows"),
     "two mistakes": (
         chain(test=lambda t, d: coin() < d / t, last=lambda t, d, token: d[-1]),

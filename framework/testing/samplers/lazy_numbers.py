@@ -14,6 +14,7 @@ from torch import Tensor
 
 from draftwood.laws.randomness import Randomness
 from draftwood.testing.diagnosis.intervals import CannotEnumerate
+from draftwood.testing.samplers.turning_points import turning_point
 
 NEXT_TO_NOTHING = 1e-6
 """A bound below which samplers keep their noise away from 0."""
@@ -91,17 +92,17 @@ class LazyChance:
         """Returns a standard normal number."""
         return self.uniform().applied(_ndtri, 1)
 
-    def below(self, number: LazyNumber, holds: Callable[[Any], bool]) -> bool:
-        """Returns `holds(value)`, for a condition that is true up to some value and false after it."""
+    def below(self, number: LazyNumber, holds: Callable[[Any], bool], near: Any = math.nan) -> bool:
+        """Returns `holds(value)`, for a condition that is true up to some value and false after it.
+
+        Args:
+            number: the number.
+            holds: the condition.
+            near: about the value after which it is false. Where it is, few points are tried.
+        """
         low, high, points = self.bounds(number.base)
         rising = number.slope > 0
-        first, end = low, high  # the first point at which the answer is that of the upper end
-        while first < end:
-            middle = (first + end) // 2
-            if holds(number.value(middle)) == rising:
-                first = middle + 1
-            else:
-                end = middle
+        first = turning_point(number.value, low, high, lambda value: holds(value) == rising, near)
         under = self.rng.accept((first - low) / (high - low))
         self._bounds[number.base] = (low, first, points) if under else (first, high, points)
         return under == rising
@@ -115,7 +116,7 @@ class LazyChance:
                 f"A random number is rounded to one of {ends[1] - ends[0] + 1} whole numbers; give samples=."
             )
         for one in range(ends[0], ends[1]):
-            if self.below(number, lambda value, one=one: rounded(value) <= one):  # type: ignore[misc]
+            if self.below(number, lambda value, one=one: rounded(value) <= one, one + 1):  # type: ignore[misc]
                 return one
         return ends[1]
 
@@ -306,11 +307,11 @@ class LazyNumber:
 
     def __lt__(self, other: Any) -> bool:
         c = self._bound(other)
-        return self.chance.below(self, lambda x: bool(x < c))
+        return self.chance.below(self, lambda x: bool(x < c), c)
 
     def __le__(self, other: Any) -> bool:
         c = self._bound(other)
-        return self.chance.below(self, lambda x: bool(x <= c))
+        return self.chance.below(self, lambda x: bool(x <= c), c)
 
     def __gt__(self, other: Any) -> bool:
         c = self._bound(other)

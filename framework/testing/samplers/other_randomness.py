@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from draftwood.testing.diagnosis.intervals import CannotEnumerate
-from draftwood.testing.samplers.lazy_numbers import LazyChance, LazyNumber
+from draftwood.testing.samplers.lazy_numbers import LazyNumber
 from draftwood.testing.samplers.lazy_tensors import LazyArray
+from draftwood.testing.samplers.running_chance import RunningChance
 
 _MOST_ORDERS = 120
 """Orders among which one draw may choose, at most: five things have so many."""
@@ -39,27 +40,27 @@ def refused(name: str) -> Callable[..., Any]:
     return refuse
 
 
-def in_random_order(chance: LazyChance, count: int, drawn: int | None = None) -> list[Any]:
+def in_random_order(chance: RunningChance, count: int, drawn: int | None = None) -> list[Any]:
     """Returns the numbers below `count` in a random order, or the first `drawn` of them."""
     drawn = count if drawn is None else drawn
     if drawn == 1:
-        return [chance.integer(0, count)]
+        return [chance.now.integer(0, count)]
     if math.perm(count, drawn) > _MOST_ORDERS:
         raise CannotEnumerate(
             f"{drawn} of {count} things are put in a random order, with too many outcomes; give samples=."
         )
     left = list(range(count))
-    return [left.pop(chance.drawn_integer(0, len(left))) for _ in range(drawn)]
+    return [left.pop(chance.now.drawn_integer(0, len(left))) for _ in range(drawn)]
 
 
-def hits_of(chance: LazyChance, trials: int, p: float) -> int:
+def hits_of(chance: RunningChance, trials: int, p: float) -> int:
     """Returns the number of successes in independent trials."""
     if trials > _MOST_TRIALS:
         raise CannotEnumerate(f"A binomial number of {trials} trials is drawn; give samples=.")
-    return sum(chance.rng.accept(float(p)) for _ in range(trials))
+    return sum(chance.now.rng.accept(float(p)) for _ in range(trials))
 
 
-def of_python(chance: LazyChance) -> Functions:
+def of_python(chance: RunningChance) -> Functions:
     """Returns replacements of the functions of the module `random`, by name."""
 
     class Generator(metaclass=_Instances, real=random.Random):
@@ -81,9 +82,7 @@ def of_python(chance: LazyChance) -> Functions:
     return {**drawing, **others, "Random": Generator, "SystemRandom": Generator}
 
 
-def _drawing_of_python(chance: LazyChance) -> Functions:
-    rng = chance.rng
-
+def _drawing_of_python(chance: RunningChance) -> Functions:
     def choices(population: Any, weights: Any = None, *, cum_weights: Any = None, k: int = 1) -> list[Any]:
         if cum_weights is not None:
             weights = np.diff(np.asarray(cum_weights, float), prepend=0.0)
@@ -91,7 +90,7 @@ def _drawing_of_python(chance: LazyChance) -> Functions:
         chances = (
             torch.ones(len(population)) if weights is None else torch.as_tensor(np.asarray(weights, float))
         )
-        return [population[rng.choose(chances.double())] for _ in range(k)]
+        return [population[chance.now.rng.choose(chances.double())] for _ in range(k)]
 
     def randrange(start: int, stop: int | None = None, step: int = 1) -> Any:
         return _picked(range(start) if stop is None else range(start, stop, step), chance)
@@ -103,19 +102,19 @@ def _drawing_of_python(chance: LazyChance) -> Functions:
         return [_at(population, place) for place in in_random_order(chance, len(population), k)]
 
     def gauss(mu: float = 0.0, sigma: float = 1.0) -> Any:
-        return mu + sigma * chance.normal()
+        return mu + sigma * chance.now.normal()
 
     return {
-        "random": chance.uniform,
-        "uniform": lambda a, b: a + (b - a) * chance.uniform(),
-        "randint": lambda a, b: chance.integer(a, b + 1),
+        "random": lambda: chance.now.uniform(),
+        "uniform": lambda a, b: a + (b - a) * chance.now.uniform(),
+        "randint": lambda a, b: chance.now.integer(a, b + 1),
         "randrange": randrange,
-        "getrandbits": lambda k: chance.integer(0, 2**k),
+        "getrandbits": lambda k: chance.now.integer(0, 2**k),
         "choice": lambda population: _picked(population, chance),
         "choices": choices,
         "shuffle": shuffle,
         "sample": sample,
-        "expovariate": lambda lambd=1.0: chance.waiting_time(lambd),
+        "expovariate": lambda lambd=1.0: chance.now.waiting_time(lambd),
         "normalvariate": gauss,
         "gauss": gauss,
         **(
@@ -126,8 +125,8 @@ def _drawing_of_python(chance: LazyChance) -> Functions:
     }
 
 
-def _picked(population: Sequence[Any], chance: LazyChance) -> Any:
-    return _at(population, chance.integer(0, len(population)))
+def _picked(population: Sequence[Any], chance: RunningChance) -> Any:
+    return _at(population, chance.now.integer(0, len(population)))
 
 
 def _at(population: Sequence[Any], place: Any) -> Any:
@@ -136,11 +135,11 @@ def _at(population: Sequence[Any], place: Any) -> Any:
     return population[place]
 
 
-def of_secrets(chance: LazyChance) -> Functions:
+def of_secrets(chance: RunningChance) -> Functions:
     """Returns replacements of the functions of the module `secrets`, by name."""
     return {
-        "randbelow": lambda exclusive_upper_bound: chance.integer(0, exclusive_upper_bound),
-        "randbits": lambda k: chance.integer(0, 2**k),
+        "randbelow": lambda exclusive_upper_bound: chance.now.integer(0, exclusive_upper_bound),
+        "randbits": lambda k: chance.now.integer(0, 2**k),
         "choice": lambda sequence: _picked(sequence, chance),
         **{
             name: refused(f"secrets.{name}")
@@ -150,7 +149,7 @@ def of_secrets(chance: LazyChance) -> Functions:
     }
 
 
-def of_numpy(chance: LazyChance) -> Functions:
+def of_numpy(chance: RunningChance) -> Functions:
     """Returns replacements of the functions of `numpy.random`, by name."""
     shared = _drawing_of_numpy(chance)
     random_, normal, integers = shared["random"], shared["normal"], shared["integers"]
@@ -213,38 +212,39 @@ def of_numpy(chance: LazyChance) -> Functions:
 _REAL_BITS = np.random.BitGenerator
 
 
-def _drawing_of_numpy(chance: LazyChance) -> Functions:
-    rng = chance.rng
-
+def _drawing_of_numpy(chance: RunningChance) -> Functions:
     def random_(size: Any = None, dtype: Any = np.float64) -> Any:
         grid = (2**24, np.float32) if np.dtype(dtype) == np.float32 else (2**53, np.float64)
-        return LazyArray.of(lambda: chance.uniform(*grid), size)
+        return LazyArray.of(lambda: chance.now.uniform(*grid), size)
 
     def uniform(low: float = 0.0, high: float = 1.0, size: Any = None) -> Any:
-        return LazyArray.of(lambda: low + (high - low) * chance.uniform(), size)
+        return LazyArray.of(lambda: low + (high - low) * chance.now.uniform(), size)
 
     def integers(
         low: int, high: int | None = None, size: Any = None, dtype: Any = None, endpoint: bool = False
     ) -> Any:
         first, end = (0, low) if high is None else (low, high)
-        return LazyArray.of(lambda: chance.integer(int(first), int(end) + endpoint), size)
+        return LazyArray.of(lambda: chance.now.integer(int(first), int(end) + endpoint), size)
 
     def choice(a: Any, size: Any = None, replace: bool = True, p: Any = None) -> Any:
         values: Any = range(a) if isinstance(a, (int, np.integer)) else np.asarray(a)
         weights = torch.ones(len(values)) if p is None else torch.as_tensor(np.asarray(p, float))
         if size is None:
-            return _at(values, chance.integer(0, len(values)) if p is None else rng.choose(weights.double()))
+            return _at(
+                values,
+                chance.now.integer(0, len(values)) if p is None else chance.now.rng.choose(weights.double()),
+            )
         count = math.prod(size) if isinstance(size, tuple) else int(size)
         drawn = (
-            [rng.choose(weights.double()) for _ in range(count)]
+            [chance.now.rng.choose(weights.double()) for _ in range(count)]
             if replace
-            else rng.without_replacement(weights.double(), count)
+            else chance.now.rng.without_replacement(weights.double(), count)
         )
         return np.asarray(values)[np.array(drawn, int)].reshape(size)
 
     def multinomial(n: int, pvals: Any) -> Any:
         weights = torch.as_tensor(np.asarray(pvals, float))
-        return np.bincount([rng.choose(weights) for _ in range(n)], minlength=len(weights))
+        return np.bincount([chance.now.rng.choose(weights) for _ in range(n)], minlength=len(weights))
 
     def binomial(n: int, p: float) -> int:
         return hits_of(chance, int(n), p)
@@ -257,13 +257,13 @@ def _drawing_of_numpy(chance: LazyChance) -> Functions:
         x[:] = [x[place] for place in in_random_order(chance, len(x))]
 
     def exponential(scale: float = 1.0, size: Any = None) -> Any:
-        return LazyArray.of(lambda: scale * chance.waiting_time(), size)
+        return LazyArray.of(lambda: scale * chance.now.waiting_time(), size)
 
     def gumbel(loc: float = 0.0, scale: float = 1.0, size: Any = None) -> Any:
-        return LazyArray.of(lambda: loc + scale * -chance.waiting_time().log(), size)
+        return LazyArray.of(lambda: loc + scale * -chance.now.waiting_time().log(), size)
 
     def normal(loc: float = 0.0, scale: float = 1.0, size: Any = None) -> Any:
-        return LazyArray.of(lambda: loc + scale * chance.normal(), size)
+        return LazyArray.of(lambda: loc + scale * chance.now.normal(), size)
 
     return {
         "random": random_,

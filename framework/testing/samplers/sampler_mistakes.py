@@ -17,7 +17,7 @@ from draftwood.testing.samplers.sampler_cases import Draft
 
 Emitted = dict[tuple[int, ...], float]
 
-_NEAR = 0.05
+_NEAR = 0.16
 """Largest error of a family's law between two numbers that are tried, if one between them is right."""
 
 _ROUNDS = 6
@@ -127,7 +127,7 @@ def _fitted(evidence: Evidence, tolerance: float) -> Iterator[Mistake]:
             return max(_off(_law(draft, family(2.0**exponent)), law) for draft, law in few)
 
         # A number of 1 is no mistake.
-        grid = [step / 4 for step in range(-12, 13) if step]
+        grid = [-1 / 8, 1 / 8, *(step / 4 for step in range(-12, 13) if step)]
         nearest = min(grid, key=off)
         if off(nearest) > _NEAR:
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import random
 import secrets
@@ -29,6 +30,7 @@ from draftwood.testing.samplers.other_randomness import (
 )
 from draftwood.testing.samplers.replaced_functions import named_as, replaced
 from draftwood.testing.samplers.returned_tokens import as_tokens
+from draftwood.testing.samplers.running_chance import RunningChance
 from draftwood.testing.samplers.used_generators import UsedGenerators, refused_seeding
 
 RAISED = (-1,)
@@ -52,7 +54,7 @@ _SEEDING = tuple(
     )
     for name in names
 )
-_OF_MATH = of_math()
+_RUNNING = RunningChance()
 
 _NOT_FOLLOWED = ("poisson", "binomial", "randint_like", "_standard_gamma", "_sample_dirichlet")
 _NOT_FOLLOWED_IN_PLACE = ("cauchy_", "log_normal_", "geometric_", "random_")
@@ -79,26 +81,45 @@ def torch_randomness(rng: Randomness, *, used: UsedGenerators | None = None) -> 
         CannotEnumerate: other chance is asked for, a random number is used otherwise, or a generator is
             seeded so that it repeats its numbers.
     """
-    chance, used = LazyChance(rng), used or UsedGenerators()
     CannotEnumerate.made.clear()
-    functions: list[tuple[Any, str, Callable[..., Any]]] = []
-    for owner, replacements in (
-        (torch, _of_torch(chance)),
-        (Tensor, _of_tensors(chance)),
-        (random, of_python(chance)),
-        (secrets, of_secrets(chance)),
-        (np.random, of_numpy(chance)),
-        (math, _OF_MATH),
-    ):
-        for name, function in replacements.items():
-            watched = used.watching(function) if owner in (torch, Tensor) else function
-            if not isinstance(function, type):
-                watched = _answering(f"{owner.__name__}.{name}", watched)
-            functions.append((owner, name, watched))
-    with replaced([*functions, *_SEEDING]):
+    with _RUNNING.of_run(rng, used or UsedGenerators()) as chance, replaced(_functions()):
         yield chance
     if CannotEnumerate.made:  # the code caught it, and went on without its number
         raise CannotEnumerate.made[0]
+
+
+@functools.cache
+def _functions() -> list[tuple[Any, str, Callable[..., Any]]]:
+    """Returns the functions that take the places of others, with the owner and the name of each.
+
+    They are made once: to make them takes longer than most calls of a sampler.
+    """
+    functions: list[tuple[Any, str, Callable[..., Any]]] = []
+    for owner, replacements in (
+        (torch, _of_torch(_RUNNING)),
+        (Tensor, _of_tensors(_RUNNING)),
+        (random, of_python(_RUNNING)),
+        (secrets, of_secrets(_RUNNING)),
+        (np.random, of_numpy(_RUNNING)),
+        (math, of_math()),
+    ):
+        for name, function in replacements.items():
+            watched = _watching(function) if owner in (torch, Tensor) else function
+            if not isinstance(function, type):
+                watched = _answering(f"{owner.__name__}.{name}", watched)
+            functions.append((owner, name, watched))
+    return [*functions, *_SEEDING]
+
+
+def _watching(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `function`, which draws from no generator, with a look at the `generator=` it is given."""
+
+    def watched(*args: Any, generator: torch.Generator | None = None, **options: Any) -> Any:
+        if generator is not None:
+            _RUNNING.used.use(generator)
+        return function(*args, **options)
+
+    return named_as(function, watched)
 
 
 def _answering(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,9 +140,7 @@ def _many(one: Callable[[], Any], shape: Any) -> Any:
     return np.asarray(LazyArray.of(one, tuple(shape)))
 
 
-def _of_torch(chance: LazyChance) -> dict[str, Callable[..., Any]]:
-    rng = chance.rng
-
+def _of_torch(chance: RunningChance) -> dict[str, Callable[..., Any]]:
     def made(one: Callable[[], Any], shape: Any, options: dict[str, Any], dtype: Any = None) -> Tensor:
         out = options.pop("out", None)
         dtype = options.pop("dtype", None) or dtype or torch.get_default_dtype()
@@ -144,7 +163,7 @@ def _of_torch(chance: LazyChance) -> dict[str, Callable[..., Any]]:
         return options.get("dtype") or dtype or (torch.get_default_dtype() if out is None else out.dtype)
 
     def uniform_of(dtype: torch.dtype) -> Callable[[], LazyNumber]:
-        return lambda: chance.uniform(*_GRIDS[dtype])
+        return lambda: chance.now.uniform(*_GRIDS[dtype])
 
     def rand(*size: Any, **options: Any) -> Tensor:
         shape = size_of(size, options)
@@ -156,17 +175,17 @@ def _of_torch(chance: LazyChance) -> dict[str, Callable[..., Any]]:
 
     def randn(*size: Any, **options: Any) -> Tensor:
         shape = size_of(size, options)
-        return made(chance.normal, shape, options)
+        return made(lambda: chance.now.normal(), shape, options)
 
     def randn_like(like: Tensor, **options: Any) -> Tensor:
-        return made(chance.normal, like.shape, {"device": like.device} | options, like.dtype)
+        return made(lambda: chance.now.normal(), like.shape, {"device": like.device} | options, like.dtype)
 
     def normal(mean: Any, std: Any = 1.0, size: Any = None, **options: Any) -> Tensor:
         like = next((one for one in (mean, std) if isinstance(one, Tensor)), None)
         if like is None:
-            return made(lambda: mean + std * chance.normal(), size, options)
+            return made(lambda: mean + std * chance.now.normal(), size, options)
         shape = torch.broadcast_shapes(*(one.shape for one in (mean, std) if isinstance(one, Tensor)))
-        drawn = made(chance.normal, shape, {"device": like.device} | options, like.dtype)
+        drawn = made(lambda: chance.now.normal(), shape, {"device": like.device} | options, like.dtype)
         found: Tensor = drawn * std + mean
         return found
 
@@ -177,8 +196,8 @@ def _of_torch(chance: LazyChance) -> dict[str, Callable[..., Any]]:
         ends += [options.pop(name) for name in ("high",) if name in options]
         low, high = (int(end) for end in (ends if len(ends) == 2 else [0, *ends]))
         if high - low > FEW_INTEGERS:
-            return made(lambda: chance.integer(low, high), size, options | {"dtype": torch.float64})
-        drawn = [chance.drawn_integer(low, high) for _ in range(math.prod(size))]
+            return made(lambda: chance.now.integer(low, high), size, options | {"dtype": torch.float64})
+        drawn = [chance.now.drawn_integer(low, high) for _ in range(math.prod(size))]
         out, dtype = options.get("out"), options.get("dtype") or torch.int64
         whole = torch.tensor(drawn, dtype=dtype, device=options.get("device")).reshape(tuple(size))
         return whole if out is None else out.resize_(whole.shape).copy_(whole)
@@ -192,8 +211,8 @@ def _of_torch(chance: LazyChance) -> dict[str, Callable[..., Any]]:
     ) -> Tensor:
         def drawn(row: Tensor) -> list[int]:
             if replacement or num_samples == 1:
-                return [rng.choose(row) for _ in range(num_samples)]
-            return list(rng.without_replacement(row, num_samples))
+                return [chance.now.rng.choose(row) for _ in range(num_samples)]
+            return list(chance.now.rng.without_replacement(row, num_samples))
 
         rows = [drawn(row.double()) for row in weights.reshape(-1, weights.shape[-1])]
         found = torch.tensor(rows, device=weights.device).reshape(*weights.shape[:-1], num_samples)
@@ -201,7 +220,7 @@ def _of_torch(chance: LazyChance) -> dict[str, Callable[..., Any]]:
 
     def bernoulli(input: Tensor, p: float | None = None, *, out: Tensor | None = None) -> Tensor:
         chances = input if p is None else torch.full_like(input, p, dtype=torch.float64)
-        hits = [float(rng.accept(one)) for one in chances.reshape(-1).tolist()]
+        hits = [float(chance.now.rng.accept(one)) for one in chances.reshape(-1).tolist()]
         found = torch.tensor(hits, dtype=input.dtype, device=input.device).reshape(input.shape)
         return found if out is None else out.resize_(found.shape).copy_(found)
 
@@ -219,7 +238,7 @@ def _of_torch(chance: LazyChance) -> dict[str, Callable[..., Any]]:
     }
 
 
-def _of_tensors(chance: LazyChance) -> dict[str, Callable[..., Any]]:
+def _of_tensors(chance: RunningChance) -> dict[str, Callable[..., Any]]:
     of_torch = _of_torch(chance)
 
     def uniform_(one: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
@@ -228,16 +247,16 @@ def _of_tensors(chance: LazyChance) -> dict[str, Callable[..., Any]]:
         return written(
             one,
             _many(
-                lambda: chance.uniform(*grid) if unit else low + (high - low) * chance.uniform(*grid),
+                lambda: chance.now.uniform(*grid) if unit else low + (high - low) * chance.now.uniform(*grid),
                 one.shape,
             ),
         )
 
     def exponential_(one: Tensor, lambd: float = 1.0) -> Tensor:
-        return written(one, _many(lambda: chance.waiting_time(lambd), one.shape))
+        return written(one, _many(lambda: chance.now.waiting_time(lambd), one.shape))
 
     def normal_(one: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-        return written(one, _many(lambda: mean + std * chance.normal(), one.shape))
+        return written(one, _many(lambda: mean + std * chance.now.normal(), one.shape))
 
     def bernoulli_(one: Tensor, p: Any = 0.5) -> Tensor:
         return one.copy_(of_torch["bernoulli"](torch.as_tensor(p, dtype=torch.float64).expand(one.shape)))

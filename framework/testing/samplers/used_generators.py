@@ -9,7 +9,6 @@ import attrs
 import torch
 
 from draftwood.testing.diagnosis.intervals import CannotEnumerate
-from draftwood.testing.samplers.replaced_functions import named_as
 
 _DRAW = torch.Tensor.random_  # torch's own, which is replaced while a sampler runs
 
@@ -24,17 +23,8 @@ class UsedGenerators:
 
     _states: set[int] = attrs.field(factory=set, init=False)
 
-    def watching(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `function`, which draws from no generator, with a look at the `generator=` it is given."""
-
-        def watched(*args: Any, generator: torch.Generator | None = None, **options: Any) -> Any:
-            if generator is not None:
-                self._use(generator)
-            return function(*args, **options)
-
-        return named_as(function, watched)
-
-    def _use(self, generator: torch.Generator) -> None:
+    def use(self, generator: torch.Generator) -> None:
+        """Raise `CannotEnumerate` if the generator was used in this state before; else move it on."""
         state = hash(generator.get_state().numpy().tobytes())
         if state in self._states:
             raise CannotEnumerate(
