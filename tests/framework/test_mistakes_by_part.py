@@ -70,6 +70,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
         "is the draft's most likely",
     ),
     "mean": (chain(last=lambda t, d, token: t.mean(0)), "the mean of all rows"),
+    "a factor near 1": (chain(test=lambda t, d: coin() < t / d / 1.1), "it accepts with 0.909 T / D"),
     "two mistakes": (
         chain(test=lambda t, d: coin() < d / t, last=lambda t, d, token: d[-1]),
         "it accepts with D / T; accept with T / D. Another mistake: the token after a draft that is accepted",
@@ -98,3 +99,17 @@ def test_a_mistake_in_a_part_is_named(name: str) -> None:
     with pytest.raises(LawBroken) as caught:
         prove_sampler(sampler, models=FEW)
     assert says in (caught.value.likely or "")
+
+
+def test_an_empty_residual_is_not_blamed_on_rounding_where_a_wrong_test_finds_it() -> None:
+    def left(t: Tensor, d: Tensor, token: int) -> Tensor:
+        weights = (t - d).clamp(min=0)
+        return weights / weights.sum()
+
+    some = ("both one-hot", "draft and target equal", "plain")
+    with pytest.raises(LawBroken, match="raises") as caught:
+        prove_sampler(
+            chain(test=lambda t, d: coin() < 0.9 * t / d, left=left),
+            models={name: sampler_models()[name] for name in some},
+        )
+    assert "it accepts with 0.9 T / D" in (caught.value.likely or "")

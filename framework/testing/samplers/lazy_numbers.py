@@ -14,6 +14,7 @@ from torch import Tensor
 
 from draftwood.laws.randomness import Randomness
 from draftwood.testing.diagnosis.intervals import CannotEnumerate
+from draftwood.testing.samplers.reachable_weights import drawn_several
 from draftwood.testing.samplers.turning_points import turning_point
 
 NEXT_TO_NOTHING = 1e-6
@@ -144,9 +145,7 @@ class LazyChance:
         rates = [one.rate if isinstance(one, LazyNumber) else 0.0 for one in numbers]
         if not any(rates):  # all are alike: 0 / T, or -inf
             return [*range(count)]
-        if count == 1:
-            return [self.rng.choose(torch.tensor(rates, dtype=torch.float64))]
-        drawn = self.rng.without_replacement(torch.tensor(rates, dtype=torch.float64), count)
+        drawn = drawn_several(self.rng, torch.tensor(rates, dtype=torch.float64), count)
         # Numbers that never win follow; torch and numpy promise no order of equal ones.
         return [*drawn, *(place for place in range(len(numbers)) if place not in drawn)][:count]
 

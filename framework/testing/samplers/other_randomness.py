@@ -14,6 +14,7 @@ import torch
 from draftwood.testing.diagnosis.intervals import CannotEnumerate
 from draftwood.testing.samplers.lazy_numbers import LazyNumber
 from draftwood.testing.samplers.lazy_tensors import LazyArray
+from draftwood.testing.samplers.reachable_weights import drawn_one, drawn_several
 from draftwood.testing.samplers.running_chance import RunningChance
 
 _MOST_ORDERS = 120
@@ -70,7 +71,8 @@ def of_python(chance: RunningChance) -> Functions:
             refuse_seed("Python", seed)
 
         def __getattr__(self, name: str) -> Any:
-            return _found(name, drawing, "random")
+            # One that is kept for ordinary calls draws as the module does there, whose seed is the proof's.
+            return _found(name, drawing, "random") if chance.enumerated else getattr(random, name)
 
     drawing = _drawing_of_python(chance)
     others = {
@@ -90,7 +92,7 @@ def _drawing_of_python(chance: RunningChance) -> Functions:
         chances = (
             torch.ones(len(population)) if weights is None else torch.as_tensor(np.asarray(weights, float))
         )
-        return [population[chance.now.rng.choose(chances.double())] for _ in range(k)]
+        return [population[drawn_one(chance.now.rng, chances.double())] for _ in range(k)]
 
     def randrange(start: int, stop: int | None = None, step: int = 1) -> Any:
         return _picked(range(start) if stop is None else range(start, stop, step), chance)
@@ -180,6 +182,7 @@ def of_numpy(chance: RunningChance) -> Functions:
         """The generator that `default_rng` gives within the call."""
 
         drawing = shared
+        ordinary: Any = staticmethod(np.random.default_rng)
 
         def __new__(cls, bits: Any = None) -> Any:
             # A generator that exists already stays what it is; running twice then tells that it is not seen.
@@ -192,12 +195,15 @@ def of_numpy(chance: RunningChance) -> Functions:
             return super().__new__(cls)
 
         def __getattr__(self, name: str) -> Any:
-            return _found(name, self.drawing, "numpy's")
+            if chance.enumerated:
+                return _found(name, self.drawing, "numpy's")
+            return getattr(type(self).ordinary(np.random.randint(2**31)), name)
 
     class Legacy(Generator, metaclass=_Instances, real=real):
         """The generator that `RandomState` gives within the call."""
 
         drawing = legacy
+        ordinary = real
 
     return {
         **legacy,
@@ -232,19 +238,21 @@ def _drawing_of_numpy(chance: RunningChance) -> Functions:
         if size is None:
             return _at(
                 values,
-                chance.now.integer(0, len(values)) if p is None else chance.now.rng.choose(weights.double()),
+                chance.now.integer(0, len(values))
+                if p is None
+                else drawn_one(chance.now.rng, weights.double()),
             )
         count = math.prod(size) if isinstance(size, tuple) else int(size)
         drawn = (
-            [chance.now.rng.choose(weights.double()) for _ in range(count)]
+            [drawn_one(chance.now.rng, weights.double()) for _ in range(count)]
             if replace
-            else chance.now.rng.without_replacement(weights.double(), count)
+            else drawn_several(chance.now.rng, weights.double(), count)
         )
         return np.asarray(values)[np.array(drawn, int)].reshape(size)
 
     def multinomial(n: int, pvals: Any) -> Any:
         weights = torch.as_tensor(np.asarray(pvals, float))
-        return np.bincount([chance.now.rng.choose(weights) for _ in range(n)], minlength=len(weights))
+        return np.bincount([drawn_one(chance.now.rng, weights) for _ in range(n)], minlength=len(weights))
 
     def binomial(n: int, p: float) -> int:
         return hits_of(chance, int(n), p)

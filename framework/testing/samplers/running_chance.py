@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 
 from draftwood.laws.randomness import Randomness
-from draftwood.testing.diagnosis.intervals import CannotEnumerate
 from draftwood.testing.samplers.lazy_numbers import LazyChance
 from draftwood.testing.samplers.used_generators import UsedGenerators
 
@@ -27,13 +26,13 @@ class RunningChance:
             self._runs.pop()
 
     @property
+    def enumerated(self) -> bool:
+        """Returns whether a run is being made; a generator that it made may be used after it."""
+        return bool(self._runs)
+
+    @property
     def now(self) -> LazyChance:
         """Returns the chance of the run."""
-        if not self._runs:
-            raise CannotEnumerate(
-                "A generator that was made in an earlier call is used after it, so its numbers cannot be "
-                "enumerated; give samples=."
-            )
         return self._runs[-1][0]
 
     @property

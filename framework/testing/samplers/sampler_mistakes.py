@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
@@ -10,6 +11,7 @@ from draftwood.laws.proposals import Deterministic
 from draftwood.laws.randomness import Randomness
 from draftwood.testing.proofs.enumerator import enumerate_outcomes
 from draftwood.testing.samplers.known_mistakes import KNOWN, Mistake, Step
+from draftwood.testing.samplers.known_parts import RIGHT
 from draftwood.testing.samplers.known_tree_mistakes import KNOWN_OF_TREES, TreeMistake
 from draftwood.testing.samplers.mistake_families import FAMILIES
 from draftwood.testing.samplers.mistakes_by_part import of_its_parts, tests_without_a_coin
@@ -120,7 +122,11 @@ def _named(found: Sequence[str]) -> str:
 
 def _fitted(evidence: Evidence, tolerance: float) -> Iterator[Mistake]:
     """Yields of each family the mistake whose number comes closest, where it comes close."""
-    few = evidence[:3]
+    # A number shows only where the law is not the right one: heavy drafts of one-hot models have one token.
+    wrong = (pair for pair in evidence if _off(_law(pair[0], RIGHT), pair[1]) > tolerance)
+    few = list(itertools.islice(wrong, 3))
+    if not few:
+        return
     for family in FAMILIES:
 
         def off(exponent: float, family: Callable[[float], Mistake] = family) -> float:

@@ -304,7 +304,7 @@ def _told(settings: SamplingParams) -> str:
 
 
 def _likely(fault: str, worst: _Worst, more: Callable[[range], Evidence]) -> str:
-    if "nan" in fault:
+    if "nan" in fault and worst.error < 1e-6:
         return (
             "a residual that rounding left empty is divided by its sum of 0; fall back to the target there."
         )
@@ -315,7 +315,9 @@ def _likely(fault: str, worst: _Worst, more: Callable[[range], Evidence]) -> str
         )
     if fault.startswith("emits") and worst.error < 1e-6:
         return "it tests coin <= p, so that a coin of 0 accepts what has probability 0; test coin < p."
-    return "" if worst.error < 1e-9 else likely_mistake(worst.evidence, more, 1e-6)
+    # Where it raises, another mistake came before: a wrong test, which finds a residual empty.
+    returned = [(draft, law) for draft, law in worst.evidence if RAISED not in law]
+    return "" if worst.error < 1e-9 or not returned else likely_mistake(returned, more, 1e-6)
 
 
 def _chance(possible: Sequence[Draft], emitted: Sequence[Emitted], tokens: Text, index: int) -> float:

@@ -28,6 +28,7 @@ from draftwood.testing.samplers.other_randomness import (
     of_secrets,
     refused,
 )
+from draftwood.testing.samplers.reachable_weights import drawn_one, drawn_several
 from draftwood.testing.samplers.replaced_functions import named_as, replaced
 from draftwood.testing.samplers.returned_tokens import as_tokens
 from draftwood.testing.samplers.running_chance import RunningChance
@@ -211,8 +212,8 @@ def _of_torch(chance: RunningChance) -> dict[str, Callable[..., Any]]:
     ) -> Tensor:
         def drawn(row: Tensor) -> list[int]:
             if replacement or num_samples == 1:
-                return [chance.now.rng.choose(row) for _ in range(num_samples)]
-            return list(chance.now.rng.without_replacement(row, num_samples))
+                return [drawn_one(chance.now.rng, row) for _ in range(num_samples)]
+            return drawn_several(chance.now.rng, row, num_samples)
 
         rows = [drawn(row.double()) for row in weights.reshape(-1, weights.shape[-1])]
         found = torch.tensor(rows, device=weights.device).reshape(*weights.shape[:-1], num_samples)
