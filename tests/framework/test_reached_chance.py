@@ -65,3 +65,18 @@ def test_few_points_are_tried_where_a_comparison_turns(number) -> None:
         tried.clear()
         assert turning_point(number, 0, 2**53, before, height) == point
         assert len(tried) <= (12 if 0.1 < height < 0.9 else 60)
+
+
+@pytest.mark.parametrize(
+    "rounded",
+    [
+        lambda: round(random.random(), 1),
+        lambda: np.round(np.random.random(), 1),
+        lambda: np.round(np.random.random(), decimals=1),
+        lambda: torch.rand((), dtype=torch.float64).round(decimals=1),
+        lambda: torch.round(10 * torch.rand((), dtype=torch.float64)) / 10,
+    ],
+)
+def test_a_number_that_is_rounded_is_enumerated(rounded) -> None:
+    assert law_of(lambda: bool(rounded() <= 0.31)) == pytest.approx({True: 0.35, False: 0.65}, abs=1e-15)
+    assert law_of(lambda: round(2 * random.random())) == pytest.approx({0: 0.25, 1: 0.5, 2: 0.25}, abs=1e-15)

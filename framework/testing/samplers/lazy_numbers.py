@@ -292,6 +292,8 @@ class LazyNumber:
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func is np.searchsorted:
             return searched(*args, **kwargs)
+        if func in (np.round, np.around):
+            return self.rounded(*args[1:], *kwargs.values())
         raise CannotEnumerate(f"A random number is given to numpy's {func.__name__}; give samples=.")
 
     def __getattr__(self, name: str) -> Any:
@@ -302,7 +304,7 @@ class LazyNumber:
     def _refused(self, *_: Any) -> Any:
         raise CannotEnumerate("A random number is used in a way that cannot be enumerated; give samples=.")
 
-    __pow__ = __rpow__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __abs__ = __round__ = _refused
+    __pow__ = __rpow__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __abs__ = _refused
 
     def __lt__(self, other: Any) -> bool:
         c = self._bound(other)
@@ -324,6 +326,13 @@ class LazyNumber:
         return self.chance.whole(self, int)
 
     __trunc__ = __index__ = __int__
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return self.chance.whole(self, round) if digits is None else self.rounded(digits)
+
+    def rounded(self, digits: int = 0) -> LazyNumber:
+        """Returns it rounded to so many decimal digits."""
+        return self.applied(lambda x: np.round(x, digits), 1)
 
     def __floor__(self) -> int:
         return self.chance.whole(self, math.floor)

@@ -359,10 +359,6 @@ def _searched(heights: Tensor, one: Any, *, right: bool = False, side: str | Non
     return torch.as_tensor(searched(heights.detach().cpu(), one.numbers, side), device=one.device)
 
 
-def _floor(one: LazyTensor) -> Tensor:
-    return torch.as_tensor(np.vectorize(np.floor, otypes=[float])(one.numbers)).to(one.dtype)
-
-
 _SPECIAL: dict[str, Callable[..., Any]] = {
     "argmax": _raced(True),
     "argmin": _raced(False),
@@ -394,7 +390,10 @@ _SPECIAL: dict[str, Callable[..., Any]] = {
     "numpy": lambda one: one.numbers.view(LazyArray),
     "searchsorted": _searched,
     "bucketize": lambda one, boundaries, right=False, **_: _searched(boundaries, one, right=right),
-    "floor": _floor,
+    "floor": lambda one: torch.as_tensor(np.vectorize(np.floor, otypes=[float])(one.numbers)).to(one.dtype),
+    "round": lambda one, *, decimals=0: _like(
+        np.vectorize(lambda x: round(x, decimals), otypes=[object])(one.numbers), one, False
+    ),
     "__bool__": lambda one: bool(one.numbers.item()),
     "__float__": lambda one: float(one.numbers.item()),
     "__int__": lambda one: int(one.numbers.item()),
