@@ -116,7 +116,7 @@ class PackedBackend(WindowedPasses):
                 self._join_states(states, cache, rows=more)
                 columns -= 0 if cache is None else columns_of(cache, otherwise=0)
                 mask = None if prompt.mask is None else prompt.mask[:, -columns:].bool()
-                # A model takes one token behind its states as one that it writes.
+                # A model takes one token after its states as one that it writes.
                 alone = cache is not None and columns == 1
                 states.prefill([columns] * more, columns, self.device, mask=mask, prompt=not alone)
             read = read_prompt(self._module, prompt, empty_cache(self.model), reader=self._reader)
@@ -145,7 +145,7 @@ class PackedBackend(WindowedPasses):
         if cache is None:
             return
         if not self._kinds:
-            raise self._unread_cache("recurrent layers alone, whose cache does not count its tokens")
+            raise self._unread_cache("only recurrent layers, whose cache does not count its tokens")
         given = given_states(cache, states.layers, rows=rows)
         for layer, state in zip(states.layers, given, strict=True):
             layer.join(state)

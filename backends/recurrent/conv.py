@@ -32,7 +32,7 @@ class ConvState(LayerState):
         return new[0].new_zeros(rows, self._conv.kernel_size[0] - 1, channels)
 
     def adopted(self, state: Tensor) -> Tensor:
-        """The last inputs of `[rows, channels, width]`."""
+        """Returns the last inputs of `[rows, channels, width]`."""
         return state[..., state.shape[-1] - self._conv.kernel_size[0] + 1 :].transpose(1, 2).contiguous()
 
     def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:

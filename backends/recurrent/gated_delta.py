@@ -35,7 +35,7 @@ class GatedDeltaState(LayerState):
         return values.new_zeros(rows, heads, dim, keys.shape[-1])
 
     def adopted(self, state: Tensor) -> Tensor:
-        """Transposed, from `[rows, heads, n, p]`."""
+        """Returns `[rows, heads, n, p]` transposed."""
         return precise(state.transpose(2, 3).contiguous())
 
     def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:

@@ -67,7 +67,7 @@ class KeyDecayDeltaState(KeyDecayState):
     kept_as = "recurrent_states"
 
     def adopted(self, state: Tensor) -> Tensor:
-        """Transposed, from `[rows, heads, n, p]`."""
+        """Returns `[rows, heads, n, p]` transposed."""
         return precise(state.transpose(2, 3).contiguous())
 
     def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:

@@ -40,7 +40,7 @@ class Mamba1State(LayerState):
         return values.new_zeros(len(values), values.shape[-1], keys.shape[-1])
 
     def adopted(self, state: Tensor) -> Tensor:
-        """The same without heads."""
+        """Returns a state `[rows, ..., n]` with its channels in one dimension."""
         return precise(state.reshape(len(state), -1, state.shape[-1]).clone())
 
     def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:

@@ -37,7 +37,7 @@ class Mamba2State(LayerState):
         return values.new_zeros(rows, heads, dim, keys.shape[-1])
 
     def adopted(self, state: Tensor) -> Tensor:
-        """The same, in single precision at least."""
+        """Returns the same, in single precision at least."""
         return precise(state.clone())
 
     def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:

@@ -166,7 +166,7 @@ def test_hybrids_go_on_with_tokens_that_a_mask_hides(family, read):
 @pytest.mark.parametrize(
     ("family", "message"),
     [
-        ("mamba2", "has recurrent layers alone, whose cache does not count its tokens"),
+        ("mamba2", "has only recurrent layers, whose cache does not count its tokens"),
         ("recurrent_gemma", "is in no cache of transformers; leave past_key_values out"),
     ],
 )
