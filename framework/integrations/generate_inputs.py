@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from draftwood.base.errors import InvalidInput
-from draftwood.decoding.given_cache import filled_cache
+from draftwood.decoding.given_cache import filled_cache, tokens_before_rounding
 from draftwood.decoding.kept_text import KeptText
 from draftwood.integrations.generate_call import Call, says_something
 from draftwood.integrations.inner_outputs import FLAGS
@@ -52,7 +52,7 @@ def prompt_of(
     Raises:
         InvalidInput: names what was given, and cannot be read.
     """
-    _refuse_caches(call, model_kwargs)
+    _refuse_caches(call, model_kwargs, columns=ids.shape[1], stop=config.max_length)
     if getattr(model.config, "is_encoder_decoder", False):
         given = {name: value for name, value in call.arguments.items() if name in model_kwargs}
         return ModelPrompt.prepared(model, ids, dict(model_kwargs), given=given, source=source)
@@ -87,8 +87,9 @@ def prompt_of(
     return ModelPrompt.prepared(model, ids, dict(model_kwargs), given=given, source=source)
 
 
-def _refuse_caches(call: Call, model_kwargs: Mapping[str, Any]) -> None:
-    from transformers import Cache, QuantizedCache
+def _refuse_caches(call: Call, model_kwargs: Mapping[str, Any], *, columns: int, stop: int) -> None:
+    """Refuse caches that cannot be read, or that would round keys before a text has `stop` columns."""
+    from transformers import Cache
 
     for name in sorted(_CACHES & call.arguments.keys() & set(model_kwargs)):
         if not isinstance(model_kwargs[name], (KeptText, Cache)):
@@ -97,10 +98,14 @@ def _refuse_caches(call: Call, model_kwargs: Mapping[str, Any]) -> None:
                 f"{name} is a {given_as}; give a DynamicCache, or what a call of "
                 "the same custom_generate= returned, and the whole text as input_ids."
             )
-        if isinstance(model_kwargs[name], QuantizedCache):
+        if isinstance(model_kwargs[name], KeptText):
+            continue
+        exact = tokens_before_rounding(model_kwargs[name], columns)
+        if exact is not None and exact < stop - columns:
+            remedy = f"ask for up to {exact} new tokens, or leave it out" if exact else "leave it out"
             raise InvalidInput(
-                f"{name} is a QuantizedCache, which would change the text, and draft trees keep their own "
-                "cache; leave it out."
+                f"{name} is quantised and would round what this call reads, which draft trees do not; "
+                f"{remedy}."
             )
 
 
