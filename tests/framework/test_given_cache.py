@@ -268,14 +268,11 @@ def test_caches_that_cannot_be_read_say_so():
     def goes_on(cache):
         return target.generate(ids, **OPTIONS, past_key_values=cache, custom_generate=speculative)
 
-    with pytest.raises(InvalidInput, match="use_cache=False and a past_key_values that holds tokens"):
-        target.generate(
-            ids,
-            **OPTIONS,
-            past_key_values=filled(target, ids[:, :3], mask[:, :3]),
-            use_cache=False,
-            custom_generate=speculative,
-        )
+    # An empty one is filled in the first step, and the second one reads the whole text again.
+    for cache in (filled(target, ids[:, :3], mask[:, :3]), hf.DynamicCache(config=target.config)):
+        call = {**OPTIONS, cache_name(target): cache, "use_cache": False}
+        with pytest.raises(InvalidInput, match="use_cache=False and .* reads tokens twice"):
+            target.generate(ids, **call, custom_generate=speculative)
     with pytest.raises(InvalidInput, match="holds 5 tokens of row 0, whose text has 5; give the whole text"):
         goes_on(filled(target, ids, mask))
     other = filled(target, ids[:, :3], mask[:, :3])

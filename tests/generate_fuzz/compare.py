@@ -42,7 +42,7 @@ REFUSALS: dict[str, set[str]] = {
         "prompt_lookup",
     },
     "^Embeddings .inputs_embeds. were given": {"embeddings"},
-    "^use_cache=False and a past_key_values": {"given_cache"},
+    "^use_cache=False and .* reads tokens twice": {"given_cache"},
     "^past_key_values (holds|has read padding)|^Layer .* of past_key_values": {"given_cache"},
     "reads no cache of another call|so past_key_values is not read": {"given_cache"},
     "^output_(attentions|hidden_states)=True (is not supported|gives the steps)": {"inner_outputs"},
