@@ -92,7 +92,7 @@ class PackedBackend(WindowedPasses):
             if states is None:
                 refuse_states(cache)
             else:
-                self._join_states(states, cache, rows=more)
+                self._join_states(states, cache, rows=more, lengths=lengths)
             self._append(cache, lengths)
             if states is not None:
                 states.settle(states.joined(have, more))
@@ -139,14 +139,14 @@ class PackedBackend(WindowedPasses):
         check_behind(self, prompt, read.logits)
         return read.logits
 
-    def _join_states(self, states: States, cache: Any, *, rows: int) -> None:
+    def _join_states(self, states: States, cache: Any, *, rows: int, lengths: Sequence[int] = ()) -> None:
         """Let `rows` rows join the recurrent layers, with the states of a filled cache unless it is None."""
         states.begin()
         if cache is None:
             return
         if not self._kinds:
             raise self._unread_cache("only recurrent layers, whose cache does not count its tokens")
-        given = given_states(cache, states.layers, rows=rows)
+        given = given_states(cache, states.layers, rows=rows, lengths=lengths)
         for layer, state in zip(states.layers, given, strict=True):
             layer.join(state)
 

@@ -11,20 +11,23 @@ from draftwood.backends.recurrent.layer_state import LayerState
 from draftwood.base.errors import InvalidInput, UnsupportedModel
 
 
-def given_states(cache: Any, layers: Sequence[LayerState], *, rows: int) -> list[Tensor]:
+def given_states(
+    cache: Any, layers: Sequence[LayerState], *, rows: int, lengths: Sequence[int] = ()
+) -> list[Tensor]:
     """Returns the state `[rows, ...]` of every recurrent layer, as that layer keeps it.
 
     Args:
         cache: of the model, filled.
         layers: of the model, in the order in which they run.
         rows: which it is to hold.
+        lengths: tokens of every row, where those of no token must have no state; default: they may.
 
     Raises:
         InvalidInput: a cache without these states, or of other rows.
         UnsupportedModel: a layer whose state no cache of transformers holds.
     """
     held = getattr(cache, "layers", ())
-    states = []
+    states, empty = [], [row for row, length in enumerate(lengths) if not length]
     for layer in layers:
         if not layer.kept_as or layer.number is None:
             raise UnsupportedModel(
@@ -41,6 +44,12 @@ def given_states(cache: Any, layers: Sequence[LayerState], *, rows: int) -> list
         if len(kept[0]) != rows:
             raise InvalidInput(
                 f"past_key_values holds {len(kept[0])} rows and {rows} were given; give one text for each."
+            )
+        # A model masks no padding in a pass of one column, and later padding would change such a state.
+        if read := [row for row in empty if bool(kept[0][row].any())]:
+            raise InvalidInput(
+                f"past_key_values has read padding into the recurrent states of row {read[0]}, of which it "
+                "has no token; leave it out, or fill it with more than one column at once."
             )
         states.append(layer.adopted(kept[0]))
     return states

@@ -182,6 +182,29 @@ def test_models_whose_caches_are_not_read_say_so(family, message):
     )
 
 
+def test_padding_that_was_read_into_states_is_told():
+    """Layers of transformers mask no padding where they are given one column."""
+    target, speculative = build("qwen3_next", reach=8), loop(PromptLookup(96))
+    ids, mask = torch.tensor([[3, 9, 4, 11], [1, 1, 8, 7]]), torch.tensor([[1] * 4, [0, 0, 1, 1]])
+    options = {**OPTIONS, "pad_token_id": 1, "attention_mask": mask, "eos_token_id": None}
+    for read, message in ((1, "has read padding into the recurrent states of row 1"), (2, None)):
+        cache = hf.DynamicCache(config=target.config)
+        positions = (mask[:, :read].cumsum(1) - 1).clamp(min=0)
+        with torch.no_grad():
+            target(
+                ids[:, :read],
+                attention_mask=mask[:, :read],
+                position_ids=positions,
+                **{cache_name(target): cache},
+            )
+        call = {**options, cache_name(target): cache, "custom_generate": speculative}
+        if message is None:
+            assert torch.equal(target.generate(ids, **call), target.generate(ids, **options))
+        else:
+            with pytest.raises(InvalidInput, match=message):
+                target.generate(ids, **call)
+
+
 def test_states_that_a_cache_does_not_have_are_told():
     target, speculative = build("bamba", reach=8), loop(PromptLookup(96))
     ids = torch.tensor([PARTS[0]])
@@ -245,14 +268,11 @@ def test_caches_that_cannot_be_read_say_so():
     def goes_on(cache):
         return target.generate(ids, **OPTIONS, past_key_values=cache, custom_generate=speculative)
 
-    with pytest.raises(InvalidInput, match="use_cache=False and a past_key_values that holds tokens"):
-        target.generate(
-            ids,
-            **OPTIONS,
-            past_key_values=filled(target, ids[:, :3], mask[:, :3]),
-            use_cache=False,
-            custom_generate=speculative,
-        )
+    # An empty one is filled in the first step, and the second one reads the whole text again.
+    for cache in (filled(target, ids[:, :3], mask[:, :3]), hf.DynamicCache(config=target.config)):
+        call = {**OPTIONS, cache_name(target): cache, "use_cache": False}
+        with pytest.raises(InvalidInput, match="use_cache=False and .* reads tokens twice"):
+            target.generate(ids, **call, custom_generate=speculative)
     with pytest.raises(InvalidInput, match="holds 5 tokens of row 0, whose text has 5; give the whole text"):
         goes_on(filled(target, ids, mask))
     other = filled(target, ids[:, :3], mask[:, :3])
