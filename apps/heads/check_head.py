@@ -134,7 +134,7 @@ def _show(head: Any, found: list[Found], floors: Floors, added: Sequence[Added],
     for one in found:
         beside = "" if one.name == AS_CONFIGURED else f"{one.gain:+.3f}"
         table.add_row(one.name, *(f"{share:.3f}" for share in one.by_depth), beside)
-    for part in (one for one in added if not one.piece or one.doubtful):
+    for part in (one for one in added if not one.piece or one.doubtful or one.lopsided):
         shares = (f"{share:.3f}" for share in part.by_depth)
         table.add_row(f"without {part.name}", *shares, f"{-part.gain:+.2f} nats")
     for name, share in (("the most frequent token", floors.unigram), ("prompt lookup", floors.lookup)):
