@@ -144,7 +144,7 @@ def _show(head: Any, found: list[Found], floors: Floors, added: Sequence[Added],
     made_for = "texts of any length" if longest is None else f"{longest} tokens"
     console.print(
         f"Share of the target's greedy tokens that the head guesses, {prompts} prompts, where its earlier "
-        f"guesses are right, and without each part the log-likelihood of these tokens. It was made for "
-        f"{made_for}."
+        f"guesses are right, and without each part the log-likelihood of these tokens; what is clearly worse "
+        f"is compared on the first ones only. It was made for {made_for}."
     )
     console.print(table)

@@ -26,6 +26,7 @@ from draftwood.zoo.heads.known_text import known_text
 from draftwood.zoo.heads.loading import load_for
 from draftwood.zoo.heads.parts import Added, added_by_parts
 from draftwood.zoo.heads.settings import Found, compared, settings
+from draftwood.zoo.heads.settings import judged as judged_texts
 from draftwood.zoo.heads.verdict import Grade, Verdict, verdict_of
 from draftwood.zoo.medusa import heads_loss, new_heads, states
 from tests.strategies import block_heads, mtp_layers, test_p_eagle
@@ -330,6 +331,27 @@ def test_the_use_of_a_part_is_a_difference_of_likelihoods() -> None:
     assert found.gain == pytest.approx(float(gains.mean()), abs=1e-4)
     assert found.error == pytest.approx(float(gains.std() / 2**0.5), abs=1e-4)
     assert not found.idle
+
+
+@torch.no_grad()
+def test_a_head_that_is_clearly_worse_is_compared_on_the_first_texts() -> None:
+    head: Any = load_for(zoo.path(EAGLE), backend())
+    taps = head.taps_in(int(target().config.num_hidden_layers))
+    read = [known_text(target(), rows.tokens, taps) for rows in texts()]
+
+    def of(known: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        return judged_texts(target(), head, texts(), read, depths=1, known=known)
+
+    sums = of(None)
+    own = sums[1].sum(1) / sums[3].sum(1)
+    assert len(own) == 6
+    assert len(of(own + 0.2)[0]) == 6
+    # As much worse on the whole, and not on every text.
+    assert len(of(own + torch.tensor([3.0, -1.0]).repeat(3))[0]) == 6
+    some = of(own + 1)
+    assert [len(one) for one in some] == [4] * 4
+    for one, whole in zip(some, sums, strict=True):
+        assert torch.equal(one, whole[:4])
 
 
 def with_parts(

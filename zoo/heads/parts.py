@@ -291,10 +291,12 @@ def added_by_parts(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, d
     layers = int(target.config.get_text_config(decoder=True).num_hidden_layers)
     texts = [known_text(target, rows.tokens, head.taps_in(layers)) for rows in prompts]
 
-    def sums(part: Part, factor: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def sums(part: Part, factor: float, known: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Returns shares of right tokens by depth, and by prompt these, log-likelihoods and acceptance."""
         with scaled(part, factor):
-            right, likely, accepted, total = judged(target, part.head, prompts, texts, depths=depths)
+            right, likely, accepted, total = judged(
+                target, part.head, prompts, texts, depths=depths, known=known
+            )
         each = total.sum(1).clamp(min=1)
         of_prompts = right.sum(1) / each, likely.sum(1) / each, accepted.sum(1) / each
         return right.sum(0) / total.sum(0).clamp(min=1), *of_prompts
@@ -305,8 +307,9 @@ def added_by_parts(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, d
     for part in parts_of(head, depths):
         if part.half_of:
             halves[part.half_of].append(len(found))
-        shares, right_without, without, accepted_without = sums(part, 0)
-        gain, error = mean_and_error(whole - without)
+        shares, right_without, without, accepted_without = sums(part, 0, whole)
+        read = len(without)
+        gain, error = mean_and_error(whole[:read] - without)
         less = [(right, whole)]
         for number, factor in enumerate(_WEAKER if part.sized else ()):
             one = Part(part.name, part.weaker[number]) if part.weaker else part
@@ -323,7 +326,12 @@ def added_by_parts(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, d
                 weaker=float(weaker),
                 weaker_error=float(weaker_error),
                 weaker_right=float((right_with_less - right).mean()),
-                better=float(max((right_without - right).mean(), (accepted_without - accepted).mean())),
+                better=float(
+                    max(
+                        (right_without - right[:read]).mean(),
+                        (accepted_without - accepted[:read]).mean(),
+                    )
+                ),
                 piece=part.piece,
             )
         )
