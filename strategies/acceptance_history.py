@@ -83,6 +83,7 @@ class AcceptanceHistory:
         first_accepted: the accepted ones among them.
         tokens: emitted.
         time: of the rounds, in rounds of ordinary decoding of the same rows.
+        faded: what the counts of children still count, after rounds in which none was judged.
     """
 
     judged: Counts = (0.0,) * (RANKS * BINS)
@@ -91,16 +92,19 @@ class AcceptanceHistory:
     first_accepted: Counts = (0.0,) * DEPTHS
     tokens: float = 0.0
     time: float = 0.0
+    faded: float = 1.0
 
     def after(
         self, children: Iterable[Judged], *, tokens: int, time: float, memory: float
     ) -> AcceptanceHistory:
         """Returns the history after one more round; earlier rounds count `memory` times as much."""
-        judged, accepted, first_judged, first_accepted = (
-            [memory * count for count in counts]
-            for counts in (self.judged, self.accepted, self.first_judged, self.first_accepted)
-        )
-        for child in children:
+        judged_now, faded = list(children), memory * self.faded
+        tokens_now, time_now = memory * self.tokens + tokens, memory * self.time + time
+        counts = self.judged, self.accepted, self.first_judged, self.first_accepted
+        if not judged_now:  # of many rows without a tree, in every round
+            return AcceptanceHistory(*counts, tokens_now, time_now, faded)
+        judged, accepted, first_judged, first_accepted = ([faded * count for count in of] for of in counts)
+        for child in judged_now:
             place = min(child.rank, RANKS - 1) * BINS + bisect(BOUNDS, child.chance)
             judged[place] += 1
             accepted[place] += child.accepted
@@ -113,8 +117,8 @@ class AcceptanceHistory:
             tuple(accepted),
             tuple(first_judged),
             tuple(first_accepted),
-            memory * self.tokens + tokens,
-            memory * self.time + time,
+            tokens_now,
+            time_now,
         )
 
 
@@ -165,8 +169,9 @@ class RowRates:
     def of(cls, histories: Sequence[AcceptanceHistory]) -> RowRates:
         """Returns each row's rates; where a row has judged little, they are nearly the rates of all rows."""
         fields = ("judged", "accepted", "first_judged", "first_accepted")
+        faded = np.array([one.faded for one in histories])[:, None]
         judged, accepted, tried, hit = (
-            np.array([getattr(one, name) for one in histories]) for name in fields
+            faded * np.array([getattr(one, name) for one in histories]) for name in fields
         )
         judged, accepted = (of.reshape(-1, RANKS, BINS) for of in (judged, accepted))
         by_chance = _rate(accepted.sum(0), judged.sum(0), np.array(ASSUMED), WEIGHT)

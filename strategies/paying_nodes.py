@@ -125,6 +125,7 @@ class PayingNodes:
         rates: of acceptance, one per row.
         depth: layers at most.
         price: tokens that a second must bring.
+        time: of the round so far, in rounds of ordinary decoding.
     """
 
     def __init__(
@@ -157,13 +158,8 @@ class PayingNodes:
         self._sizes = [0] * len(histories)
         self._leaves = [[1.0] for _ in histories]  # their probabilities of acceptance, the largest first
         self._offered: dict[int, LayerSlots] = {}
-        self._layer, self._drafting = 0, 0.0
+        self._layer, self._drafting, self.time = 0, 0.0, 1.0
         self._width = self._paying_width()
-
-    @property
-    def time(self) -> float:
-        """Returns the time of the round so far, in rounds of ordinary decoding."""
-        return float((self._passes[max(self._sizes)] + self._drafting) / self._passes[0])
 
     def width(self, layer: int) -> int:
         """Returns how many leaves of a row may get children in the layer after `layer`; 0 ends all trees.
@@ -175,6 +171,7 @@ class PayingNodes:
             self._drafting += float(self._calls[opened - 1])
             self._layer = layer
             self._draw()
+            self.time = float((self._passes[max(self._sizes)] + self._drafting) / self._passes[0])
             self._width = self._paying_width()
         return self._width
 

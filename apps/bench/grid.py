@@ -10,7 +10,7 @@ import attrs
 from draftwood.apps.bench.plan import BenchPlan, Contest, contests
 from draftwood.apps.bench.specs import ORDINARY, Spec
 from draftwood.apps.files.datasets import DataSet
-from draftwood.apps.models import by_name as models
+from draftwood.apps.models import drafters_by_name as drafters
 
 
 @attrs.frozen
@@ -81,7 +81,7 @@ def cells(plan: BenchPlan, sets: Mapping[str, DataSet]) -> Iterator[Cell]:
             yield from _in_turn(plan, contest, sets[contest.data], "text", plan.repetitions)
             if contest.rows > 1:
                 continue
-            if models.names_head(pair.split(",")[1].strip()):
+            if drafters.names_head(pair.split(",")[1].strip()):
                 continue  # a head drafts from the target's states in a round, and not along a text
             for prompt, turn in _asked(sets[contest.data]):
                 yield Cell("pair", contest, prompt=prompt, turn=turn)

@@ -23,6 +23,7 @@ from draftwood.apps.bench.writers import Prompts, Writer, writer
 from draftwood.apps.files import datasets
 from draftwood.apps.files.text import decode
 from draftwood.apps.models import by_name as models
+from draftwood.apps.models import drafters_by_name as drafters
 from draftwood.apps.models.chat import answer_tokens, encoded, encoded_chat
 from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.decoding.pass_time import PassTime, pass_seconds
@@ -242,7 +243,7 @@ def _read_as_chat(tokenizer: Any, prompt: datasets.Prompt) -> list[list[int]]:
 def load(plan: BenchPlan, pair: str, dtype: str) -> models.Loaded:
     """The models of a pair, the target widened or streamed where the plan says so."""
     target, draft = (name.strip() for name in pair.split(","))
-    head = draft if models.names_head(draft) else None
+    head = draft if drafters.names_head(draft) else None
     loaded = models.load(
         target,
         None if head else draft,
@@ -343,7 +344,7 @@ def _along(backend: StateBackend, read: list[int] | ModelPrompt, chain: Tensor) 
 
 def _drafted(loaded: models.Loaded, read: list[int] | ModelPrompt, chain: Tensor) -> Tensor:
     """The draft's logits `[positions, vocab]` there."""
-    drafter = fit_vocabulary(models.model_drafter(loaded), loaded.target.vocab_size)
+    drafter = fit_vocabulary(drafters.model_drafter(loaded), loaded.target.vocab_size)
     try:
         if isinstance(read, ModelPrompt):
             drafter.prefill_prompt(read, [0])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import attrs
 
 from draftwood.apps.models import by_name as models
+from draftwood.apps.models import drafters_by_name as drafters
 from draftwood.apps.models.method import Strategy, strategy_of_parts, strategy_of_recipe
 from draftwood.apps.terminal import options
 from draftwood.base.errors import IncompatibleStrategy, InvalidInput, UnknownStrategy, nearest
@@ -60,7 +61,7 @@ class Spec:
         """
         words = options.parse(self.options)
         drafter = words.pop("drafter", None)
-        if drafter is not None and not models.is_drafter(drafter):
+        if drafter is not None and not drafters.is_drafter(drafter):
             raise InvalidInput(
                 f"{self.label!r} names the drafter {drafter!r}; give a head, a registered one or "
                 "package.module:Name, and models as pairs."

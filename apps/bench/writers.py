@@ -14,6 +14,7 @@ from draftwood.apps.bench.inputs import Inputs, leave_out_defaults
 from draftwood.apps.bench.memory import forget_peak, peak_memory
 from draftwood.apps.bench.specs import ASSISTED, LOOKUP, ORDINARY, Spec
 from draftwood.apps.models import by_name as models
+from draftwood.apps.models import drafters_by_name as drafters
 from draftwood.apps.models.costs import costs_for
 from draftwood.base.errors import UnsupportedModel
 from draftwood.decoding.generation import Generation
@@ -286,9 +287,9 @@ def writer(spec: Spec, loaded: models.Loaded, temperature: float, rows: Sequence
         return Transformers(_model(loaded.target), _generate_options(spec, loaded), temperature)
     chosen = spec.strategy(temperature)
     if chosen.drafter is None:
-        drafter = models.model_drafter(loaded)
+        drafter = drafters.model_drafter(loaded)
     else:
-        drafter = models.create_drafter(chosen.drafter, chosen.drafter_options, loaded)
+        drafter = drafters.create_drafter(chosen.drafter, chosen.drafter_options, loaded)
     sampling = SamplingParams(temperature=temperature)
     sharper = chosen.draft_temperature
     return Speculative(

@@ -10,6 +10,7 @@ import typer
 from draftwood import SamplingParams
 from draftwood.apps.files.text import IncrementalText
 from draftwood.apps.models import by_name as models
+from draftwood.apps.models import drafters_by_name as drafters
 from draftwood.apps.models.prompts import interleaved
 from draftwood.apps.terminal.cli_errors import FAILED
 from draftwood.apps.terminal.progress import watched
@@ -64,7 +65,7 @@ def demo(
     """
     if tokens is not None and tokens < 1:
         raise InvalidInput(f"--tokens is {tokens}; ask for at least 1.")
-    if head is not None and not (models.drafter_of(head) or ("", {}))[1]:
+    if head is not None and not (drafters.drafter_of(head) or ("", {}))[1]:
         raise InvalidInput(
             f"--head is {head!r}, which is no head; give a folder with one, llama-7m-eagle3 or "
             "llama-7m-dspark."

@@ -14,7 +14,7 @@ import attrs
 from draftwood import SamplingParams, SpeculativeDecoder, create
 from draftwood.apps.bench.figures import common
 from draftwood.apps.bench.writers import Speculative, Text, Transformers, Writer
-from draftwood.apps.models import by_name as models
+from draftwood.apps.models import drafters_by_name as drafters
 from draftwood.decoding.metrics import value
 from draftwood.protocols import registry
 
@@ -60,7 +60,7 @@ def writers(model: Any, draft: Any) -> dict[str, Writer]:
 def decoder(model: Any, draft: Any, method: Method, *, head: str | None = None) -> SpeculativeDecoder:
     """The greedy decoder of a method; `head` names one that drafts instead of the model `draft`."""
     target = registry.load(model)
-    name, options = (models.drafter_of(head) if head else None) or ("model", {"backend": draft})
+    name, options = (drafters.drafter_of(head) if head else None) or ("model", {"backend": draft})
     return SpeculativeDecoder(
         target,
         create("drafters", name, {"target": target, **options} if name != "model" else options),

@@ -11,6 +11,7 @@ import typer
 from draftwood.apps.files.datasets import Prompt, read
 from draftwood.apps.files.text import decode
 from draftwood.apps.models import by_name as models
+from draftwood.apps.models import drafters_by_name as drafters
 from draftwood.apps.models.chat import AsChat, answer_tokens, encoded, encoded_chat
 from draftwood.apps.models.prompts import PROMPTS
 from draftwood.apps.terminal.cli_errors import FAILED
@@ -85,7 +86,7 @@ def check_head(
 
 def _check_order(target: str, head: str) -> None:
     """Refuse a head in the place of its target."""
-    if models.names_head(target) and not models.names_head(head):
+    if drafters.names_head(target) and not drafters.names_head(head):
         raise InvalidInput(
             f"{target!r} is a head and {head!r} is none, so the two are swapped; give the target first: "
             f"draftwood check-head {head} {target}."

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from draftwood.apps.models import by_name as models
+from draftwood.apps.models import drafters_by_name as drafters
 from draftwood.apps.terminal.shown import to_stderr
 from draftwood.zoo.heads.convert import converted
 
@@ -28,5 +28,5 @@ def convert_head(
     """
     count = converted(head, out)
     to_stderr(f"{out}: {count} tensors of {head}'s pickle, read without running code in it.")
-    if models.drafter_of(str(out)) is None:
+    if drafters.drafter_of(str(out)) is None:
         to_stderr(f"{out} does not look like a head that draftwood reads; its config.json is not of one.")

@@ -23,6 +23,7 @@ from draftwood import (
     read_tuned,
 )
 from draftwood.apps.models import by_name as models
+from draftwood.apps.models import drafters_by_name as drafters
 from draftwood.apps.models import own_model, structured
 from draftwood.apps.models.costs import costs_for
 from draftwood.apps.terminal import options
@@ -56,7 +57,7 @@ def strategy_of_recipe(
         recipe_options["temperature"] = temperature
     method: Recipe = create("recipes", recipe, recipe_options)
     drafter = drafter or (models.DRAFT if method.drafter == "model" else method.drafter)
-    registered, brought = models.drafter_of(drafter) or (None, {})
+    registered, brought = drafters.drafter_of(drafter) or (None, {})
     named = [("recipes", recipe), *([("drafters", registered)] if registered else [])]
     *_, drafter_options = options.assign(words, named)
     return Strategy(
@@ -74,7 +75,7 @@ def strategy_of_parts(
 ) -> Strategy:
     """Policy and verifier by name with their options, checked against each other."""
     verifier = verifier or ("greedy" if temperature == 0 else "recursive-rejection")
-    registered, brought = models.drafter_of(drafter) or (None, {})
+    registered, brought = drafters.drafter_of(drafter) or (None, {})
     named = [("policies", policy), ("verifiers", verifier)]
     if registered:
         named.append(("drafters", registered))
@@ -300,9 +301,9 @@ class Method:
         drafts: Drafter
         if strategy.drafter:
             with registry.registered_only(but=[named] if named else []) if self.known else nullcontext():
-                drafts = models.create_drafter(strategy.drafter, strategy.drafter_options, loaded)
+                drafts = drafters.create_drafter(strategy.drafter, strategy.drafter_options, loaded)
         else:
-            drafts = models.model_drafter(loaded)
+            drafts = drafters.model_drafter(loaded)
             if loaded.token_map is not None:
                 to_stderr(loaded.token_map.described(text))
         if self.words.temperature is None and not self.known:

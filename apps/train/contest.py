@@ -12,6 +12,7 @@ import torch
 
 from draftwood import SamplingParams, SpeculativeDecoder
 from draftwood.apps.models import by_name as models
+from draftwood.apps.models import drafters_by_name as drafters
 from draftwood.apps.models.method import strategy_of_parts
 from draftwood.zoo.distil.rows import Rows
 from draftwood.zoo.heads.loops import loop_start
@@ -58,7 +59,7 @@ def contest(loaded: models.Loaded, head: Path, tests: Sequence[Rows]) -> dict[st
 
     model: Any = loaded.target.model
     strategy = strategy_of_parts(POLICY, None, str(head), [OPTION], 0.0)
-    drafter = models.model_drafter(attrs.evolve(loaded, head=str(head)))
+    drafter = drafters.model_drafter(attrs.evolve(loaded, head=str(head)))
     decoder = SpeculativeDecoder(loaded.target, drafter, strategy.policy, strategy.verifier)
     entrants: list[Callable[[list[int], int], None]] = [drafted, ordinary]
     for one in entrants:

@@ -16,6 +16,7 @@ from draftwood.apps.bench.specs import parse as parse_strategy
 from draftwood.apps.bench.writers import Text
 from draftwood.apps.files.machine import device_name, versions
 from draftwood.apps.models import by_name as models
+from draftwood.apps.models import drafters_by_name as drafters
 from draftwood.apps.terminal.options import assign, parse, split
 from draftwood.apps.terminal.progress import progress
 from draftwood.apps.terminal.shown import say, to_stderr
@@ -165,7 +166,7 @@ def candidates(words: Sequence[str], drafter: str, budgets: Sequence[int], tempe
         if spec.is_transformers or spec.parts:
             raise InvalidInput(f"{spec.name!r} is no recipe; give one of `draftwood strategies`.")
     name, words_of_drafter = split(drafter)
-    if models.is_drafter(name):
+    if drafters.is_drafter(name):
         words = [":".join((word, f"drafter={name}", *words_of_drafter)) for word in words]
     return contenders(words, budgets, temperature)[1:]
 

@@ -10,7 +10,7 @@ import attrs
 
 from draftwood import Deterministic, SamplingParams
 from draftwood.apps.bench.specs import Spec
-from draftwood.apps.models import by_name as models
+from draftwood.apps.models import drafters_by_name as drafters
 from draftwood.apps.terminal.options import parse
 from draftwood.apps.terminal.plain_console import PlainConsole
 from draftwood.apps.terminal.progress import watched
@@ -61,8 +61,8 @@ def _with_draft_temperature(specs: Sequence[Spec], trial: TuneTrial, *, tokens: 
 def _drafter(spec: Spec, trial: TuneTrial) -> Drafter:
     chosen = spec.strategy(trial.temperature)
     if chosen.drafter is None:
-        return models.model_drafter(trial.loaded)
-    return models.create_drafter(chosen.drafter, chosen.drafter_options, trial.loaded)
+        return drafters.model_drafter(trial.loaded)
+    return drafters.create_drafter(chosen.drafter, chosen.drafter_options, trial.loaded)
 
 
 def _with_own_options(specs: Sequence[Spec], trial: TuneTrial, *, tokens: int) -> list[Spec]:
@@ -73,7 +73,7 @@ def _with_own_options(specs: Sequence[Spec], trial: TuneTrial, *, tokens: int) -
     for name, drawn_at in {_kind(spec, trial): None for spec in sizes}:
         found[name, drawn_at] = registry.get("recipes", name).fit(
             trial.loaded.target,
-            models.model_drafter(trial.loaded),
+            drafters.model_drafter(trial.loaded),
             trial.prompts,
             budgets=[size for spec, size in sizes.items() if _kind(spec, trial) == (name, drawn_at)],
             sampling=sampling,

@@ -11,6 +11,7 @@ from draftwood.apps.bench.specs import ORDINARY, Spec
 from draftwood.apps.bench.writers import Text, Writer, writer
 from draftwood.apps.files.machine import device_name
 from draftwood.apps.models import by_name as models
+from draftwood.apps.models import drafters_by_name as drafters
 from draftwood.decoding.measured_costs import NODES, REST_ROUNDS
 
 _WARM = 4  # tokens that a candidate writes before it is timed
@@ -76,7 +77,7 @@ def pass_costs(
     nodes = {*(size for size in NODES if size <= largest), *(size for size in LARGE if size < largest)}
     return measure_costs(
         loaded.target,
-        None if loaded.draft is None else models.model_drafter(loaded),
+        None if loaded.draft is None else drafters.model_drafter(loaded),
         nodes=[size for size in (*nodes, largest + 1) if context + size + 2 * REST_ROUNDS <= longest],
         rows=rows,
         contexts=(context,),

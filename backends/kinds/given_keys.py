@@ -16,6 +16,7 @@ from transformers.cache_utils import (
 )
 
 from draftwood.base.errors import InvalidInput
+from draftwood.decoding.given_cache import rounds_at_times
 
 # Layers whose keys are read; transformers' lowest supported version lacks some of these classes.
 _KEYS = frozenset(
@@ -27,6 +28,8 @@ _KEYS = frozenset(
             "StaticSlidingWindowLayer",
             "LinearAttentionAndFullAttentionLayer",
             "LinearAttentionAndSlidingWindowAttentionLayer",
+            "LinearAttentionAndStaticFullAttentionLayer",
+            "LinearAttentionAndStaticSlidingWindowAttentionLayer",
         )
         if hasattr(cache_utils, name)
     }
@@ -46,7 +49,7 @@ def given_keys(
     A layer without attention has None.
 
     Args:
-        cache: dynamic or static.
+        cache: dynamic, static, or quantised by layers of `rounds_at_times`.
         lengths: tokens of every row.
         seen: bool `[rows, columns]`, where they are; default: in the last columns, after padding.
 
@@ -66,7 +69,7 @@ def given_keys(
     pieces: list[tuple[Tensor, Tensor] | None] = []
     for number, layer in enumerate(layers):
         kind = type(layer)
-        if kind not in (*_KEYS, *_NO_KEYS):
+        if not (kind in _KEYS or kind in _NO_KEYS or rounds_at_times(layer)):
             raise InvalidInput(
                 f"Layer {number} of past_key_values is a {kind.__name__}, which is not supported; give a "
                 "DynamicCache of attention layers, or leave it out."
@@ -74,7 +77,7 @@ def given_keys(
         if not _attends(layer):
             pieces.append(None)
             continue
-        keys, values, read = layer.keys, layer.values, int(layer.get_seq_length())
+        keys, values, read = *_keys_and_values(layer), int(layer.get_seq_length())
         if keys is None or values is None or read != columns:
             raise InvalidInput(
                 f"Layer {number} of past_key_values has read {read} tokens and the first one {columns}; "
@@ -131,7 +134,20 @@ def _check_rows(held: int, lengths: Sequence[int]) -> None:
 def _attends(layer: Any) -> bool:
     """Returns whether a layer of a cache keeps keys and values; one of both kinds only if it has any."""
     mixes = isinstance(layer, LinearAttentionCacheLayerMixin)
-    return type(layer) in _KEYS and not (mixes and layer.keys is None)
+    return (type(layer) in _KEYS or rounds_at_times(layer)) and not (mixes and layer.keys is None)
+
+
+def _keys_and_values(layer: Any) -> tuple[Tensor | None, Tensor | None]:
+    """The keys and values `[rows, heads, columns, dim]` that the next pass would read."""
+    if not rounds_at_times(layer) or not layer.is_initialized:
+        return layer.keys, layer.values
+    pending = getattr(layer, "_pending_beam_idx", None)  # rows that a beam search has put in another order
+    both = []
+    for rounded, exact in ((layer._quantized_keys, layer.keys), (layer._quantized_values, layer.values)):
+        before = layer._dequantize(rounded)
+        before = before if pending is None else before.index_select(0, pending.to(before.device))
+        both.append(torch.cat([before, exact], dim=2) if exact.numel() else before)
+    return both[0], both[1]
 
 
 def _picked(states: Tensor, index: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from draftwood.backends.kinds.given_keys import given_keys
+from draftwood.backends.kinds.given_keys import given_keys, refuse_states
 from draftwood.backends.model.features import Pieces, Through
-from draftwood.backends.model.model_cache import empty_cache, written_part
+from draftwood.backends.model.model_cache import columns_of, empty_cache, written_part
 from draftwood.backends.model.prompt_check import check_behind
 from draftwood.backends.model.prompt_reading import inputs_of_one_pass, keeps_other_keys, read_prompt
 from draftwood.backends.nodes import validation
@@ -25,6 +25,8 @@ from draftwood.backends.nodes.row_inputs import joined_inputs
 from draftwood.backends.passes.captured_levels import widths_that_pay
 from draftwood.backends.passes.packed_passes import PackedRow
 from draftwood.backends.passes.windowed_passes import WindowedPasses
+from draftwood.backends.recurrent.given_states import given_states
+from draftwood.backends.recurrent.states import States
 from draftwood.backends.structure.forward import guarded_pass
 from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.decoding.given_cache import filled_cache
@@ -71,25 +73,32 @@ class PackedBackend(WindowedPasses):
         return self._join(rows, scored=True)
 
     def take_over(self, cache: Any, lengths: Sequence[int]) -> None:
-        """Take over a cache of attention layers, as `StateBackend.take_over` says.
+        """Take over a cache, as `StateBackend.take_over` says.
 
         Raises:
             InvalidInput: a cache that cannot be read, a row beyond `max_length`, or uncommitted nodes.
             OutOfMemory: the rows do not fit; those that were there are as they were.
-            UnsupportedModel: recurrent layers, or a drafter that reads features, which no cache holds.
+            UnsupportedModel: only recurrent layers, or ones whose states no cache holds, or a drafter that
+                reads features, which no cache holds either.
         """
         self._check_no_nodes()
-        if self._states is not None or self._reader is not None:
-            states = self._states is not None
-            raise self._unread_cache("recurrent layers" if states else "a drafter that reads its features")
+        states = self._states
+        if self._reader is not None:
+            raise self._unread_cache("a drafter that reads its features")
         validation.check_lengths(lengths, longest=self.max_length)
         have, more = len(self._rows), len(lengths)
         given = joined_inputs(self._given, have, None, more)
         with guarded_pass(have + more):
+            if states is None:
+                refuse_states(cache)
+            else:
+                self._join_states(states, cache, rows=more, lengths=lengths)
             self._append(cache, lengths)
+            if states is not None:
+                states.settle(states.joined(have, more))
             self._region = Region.empty(have + more)
         self._given = given
-        self._hold([*self._rows, *[PackedRow(length) for length in lengths]])
+        self._hold([*self._rows, *[PackedRow(length, fresh=False) for length in lengths]])
 
     def read_prompt(self, prompt: ModelPrompt) -> Float[Tensor, "rows vocab"]:
         """Append rows that the model's own forward reads, as `StateBackend.read_prompt` says.
@@ -103,12 +112,13 @@ class PackedBackend(WindowedPasses):
         have, more, states = len(self._rows), len(prompt), self._states
         with guarded_pass(have + more):
             if states is not None:
-                if filled_cache(prompt.inputs) is not None:
-                    raise self._unread_cache("recurrent layers")
-                states.begin()
-                columns = prompt.columns
+                cache, columns = filled_cache(prompt.inputs), prompt.columns
+                self._join_states(states, cache, rows=more)
+                columns -= 0 if cache is None else columns_of(cache, otherwise=0)
                 mask = None if prompt.mask is None else prompt.mask[:, -columns:].bool()
-                states.prefill([columns] * more, columns, self.device, mask=mask)
+                # A model takes one token after its states as one that it writes.
+                alone = cache is not None and columns == 1
+                states.prefill([columns] * more, columns, self.device, mask=mask, prompt=not alone)
             read = read_prompt(self._module, prompt, empty_cache(self.model), reader=self._reader)
             validation.check_lengths(read.lengths, longest=self.max_length)
             own = inputs_of_one_pass(read, name=type(self.model).__name__)
@@ -128,6 +138,17 @@ class PackedBackend(WindowedPasses):
         self._hold([*self._rows, *new])
         check_behind(self, prompt, read.logits)
         return read.logits
+
+    def _join_states(self, states: States, cache: Any, *, rows: int, lengths: Sequence[int] = ()) -> None:
+        """Let `rows` rows join the recurrent layers, with the states of a filled cache unless it is None."""
+        states.begin()
+        if cache is None:
+            return
+        if not self._kinds:
+            raise self._unread_cache("only recurrent layers, whose cache does not count its tokens")
+        given = given_states(cache, states.layers, rows=rows, lengths=lengths)
+        for layer, state in zip(states.layers, given, strict=True):
+            layer.join(state)
 
     def _unread_cache(self, what: str) -> UnsupportedModel:
         return UnsupportedModel(

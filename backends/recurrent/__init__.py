@@ -7,13 +7,14 @@ For your own layer: a `Mixer` over one of the states here or your `Recurrence`, 
 from draftwood.backends.recurrent.conv import ConvState
 from draftwood.backends.recurrent.gated_delta import GatedDeltaState
 from draftwood.backends.recurrent.key_decay import KeyDecayDeltaState, KeyDecayState
+from draftwood.backends.recurrent.layer_state import LayerState, Vectors, grown
 from draftwood.backends.recurrent.lru import LRUState
 from draftwood.backends.recurrent.mamba1 import Mamba1State
 from draftwood.backends.recurrent.mamba2 import Mamba2State
 from draftwood.backends.recurrent.mixer import Mixer, precise
 from draftwood.backends.recurrent.passes import Pass
 from draftwood.backends.recurrent.recurrence import Recurrence
-from draftwood.backends.recurrent.states import LayerState, States, Vectors, grown
+from draftwood.backends.recurrent.states import States
 
 __all__ = [
     "ConvState",

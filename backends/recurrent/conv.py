@@ -8,8 +8,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from draftwood.backends.recurrent.layer_state import LayerState, Vectors, grown
 from draftwood.backends.recurrent.passes import Pass, Text
-from draftwood.backends.recurrent.states import LayerState, Vectors, grown
 from draftwood.kernels.tree_conv import dispatch as tree_conv
 from draftwood.kernels.tree_conv import prompt
 
@@ -20,6 +20,8 @@ class ConvState(LayerState):
     Nodes keep their inputs; the state is the last ones, `[rows, width - 1, channels]`.
     """
 
+    kept_as = "conv_states"
+
     def __init__(self, conv: torch.nn.Conv1d) -> None:
         super().__init__()
         self._conv = conv
@@ -28,6 +30,10 @@ class ConvState(LayerState):
         """No inputs yet."""
         rows, _, channels = new[0].shape
         return new[0].new_zeros(rows, self._conv.kernel_size[0] - 1, channels)
+
+    def adopted(self, state: Tensor) -> Tensor:
+        """Returns the last inputs of `[rows, channels, width]`."""
+        return state[..., state.shape[-1] - self._conv.kernel_size[0] + 1 :].transpose(1, 2).contiguous()
 
     def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:
         """Outputs before any activation."""

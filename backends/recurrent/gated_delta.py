@@ -12,9 +12,10 @@ from torch.nn.functional import softplus
 from transformers.activations import ACT2FN
 
 from draftwood.backends.recurrent.conv import ConvState
+from draftwood.backends.recurrent.layer_state import LayerState, Vectors, grown
 from draftwood.backends.recurrent.mixer import Mixer, precise
 from draftwood.backends.recurrent.passes import Pass
-from draftwood.backends.recurrent.states import LayerState, States, Vectors, grown
+from draftwood.backends.recurrent.states import States
 from draftwood.kernels.gated_delta_tree import dispatch as gated_delta_tree
 
 
@@ -25,11 +26,17 @@ class GatedDeltaState(LayerState):
     both `[rows, nodes, heads]`. Nodes keep k, d and a; the state is `[rows, heads, p, n]`.
     """
 
+    kept_as = "recurrent_states"
+
     def blank(self, new: Vectors) -> Tensor:
         """Zeros."""
         _, keys, values, _, _ = new
         rows, _, heads, dim = values.shape
         return values.new_zeros(rows, heads, dim, keys.shape[-1])
+
+    def adopted(self, state: Tensor) -> Tensor:
+        """Returns `[rows, heads, n, p]` transposed."""
+        return precise(state.transpose(2, 3).contiguous())
 
     def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:
         """Solve for the deltas; `new` is queries, keys, values, the log decay, and beta."""

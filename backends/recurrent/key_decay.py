@@ -10,9 +10,10 @@ from torch import Tensor
 from transformers.activations import ACT2FN
 
 from draftwood.backends.recurrent.conv import ConvState
+from draftwood.backends.recurrent.layer_state import LayerState, Vectors, grown
 from draftwood.backends.recurrent.mixer import Mixer, precise
 from draftwood.backends.recurrent.passes import Pass
-from draftwood.backends.recurrent.states import LayerState, States, Vectors, grown
+from draftwood.backends.recurrent.states import States
 
 
 class KeyDecayState(LayerState):
@@ -62,6 +63,12 @@ class KeyDecayDeltaState(KeyDecayState):
     `run` takes q, k, v, a and b `[rows, nodes, heads]`. Nodes keep k, d and a.
     Source: Kimi Linear (arXiv 2510.26692), equation 1, along a tree.
     """
+
+    kept_as = "recurrent_states"
+
+    def adopted(self, state: Tensor) -> Tensor:
+        """Returns `[rows, heads, n, p]` transposed."""
+        return precise(state.transpose(2, 3).contiguous())
 
     def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:
         """Solve for the deltas of the new nodes, which depend on the deltas of their ancestors."""

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from draftwood.backends.recurrent.conv import ConvState
+from draftwood.backends.recurrent.layer_state import LayerState, Vectors
 from draftwood.backends.recurrent.mixer import Mixer, precise
 from draftwood.backends.recurrent.passes import Pass
-from draftwood.backends.recurrent.states import LayerState, States, Vectors
+from draftwood.backends.recurrent.states import States
 from draftwood.kernels.lru_tree import dispatch as lru_tree
 
 

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn.functional import linear, silu, softplus
 
 from draftwood.backends.recurrent.conv import ConvState
+from draftwood.backends.recurrent.layer_state import LayerState, Vectors, grown
 from draftwood.backends.recurrent.mixer import Mixer, precise
 from draftwood.backends.recurrent.passes import Pass
-from draftwood.backends.recurrent.states import LayerState, States, Vectors, grown
+from draftwood.backends.recurrent.states import States
 from draftwood.kernels.mamba1_tree import dispatch as mamba1_tree
 
 
@@ -22,6 +23,8 @@ class Mamba1State(LayerState):
     `run` takes C and B `[rows, nodes, groups, n]`, and v (inputs times their step) and the steps, both
     `[rows, nodes, channels]`. Nodes keep B, v and the step; the state is `[rows, channels, n]`.
     """
+
+    kept_as = "recurrent_states"
 
     def __init__(self, original: Any) -> None:
         """`original` has the logarithms of the rates as `A_log`, `[..., n]`."""
@@ -35,6 +38,10 @@ class Mamba1State(LayerState):
         """Zeros."""
         _, keys, values, _ = new
         return values.new_zeros(len(values), values.shape[-1], keys.shape[-1])
+
+    def adopted(self, state: Tensor) -> Tensor:
+        """Returns a state `[rows, ..., n]` with its channels in one dimension."""
+        return precise(state.reshape(len(state), -1, state.shape[-1]).clone())
 
     def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:
         """Level by level; `new` is C, B, the inputs times their step, and the step."""

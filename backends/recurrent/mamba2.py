@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from draftwood.backends.recurrent.conv import ConvState
+from draftwood.backends.recurrent.layer_state import LayerState, Vectors, grown
 from draftwood.backends.recurrent.mixer import Mixer, precise
 from draftwood.backends.recurrent.passes import Pass, Text
-from draftwood.backends.recurrent.states import LayerState, States, Vectors, grown
+from draftwood.backends.recurrent.states import States
 from draftwood.kernels.mamba2_tree import dispatch as mamba2_tree
 from draftwood.kernels.mamba2_tree import prompt
 
@@ -27,11 +28,17 @@ class Mamba2State(LayerState):
     the log decay a `[rows, nodes, heads]`. Nodes keep B, v and a; the state is `[rows, heads, p, n]`.
     """
 
+    kept_as = "recurrent_states"
+
     def blank(self, new: Vectors) -> Tensor:
         """Zeros."""
         _, keys, values, _ = new
         rows, _, heads, dim = values.shape
         return values.new_zeros(rows, heads, dim, keys.shape[-1])
+
+    def adopted(self, state: Tensor) -> Tensor:
+        """Returns the same, in single precision at least."""
+        return precise(state.clone())
 
     def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:
         """Attention with decay; `new` is C, B, the inputs times their step, and the log decay."""

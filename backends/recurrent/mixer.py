@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwood.backends.recurrent.states import LayerState, States
+from draftwood.backends.recurrent.layer_state import LayerState
+from draftwood.backends.recurrent.states import States
 
 
 class Mixer(torch.nn.Module):

@@ -59,7 +59,7 @@ def with_mixers(model: Any, *, snapshots: bool = False, standing: bool = False) 
             if hook is not None:
                 hooked(ours, hook)
             for layer in states.layers[have:]:
-                layer.name = name
+                layer.name, layer.number = name, getattr(module, "layer_idx", None)
     for module, hook in streamed_modules(copy):
         if hook.place_submodules and not isinstance(module, Mixer):
             rename(module, hook, "original.")

@@ -9,8 +9,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from draftwood.backends.recurrent.layer_state import LayerState, Vectors
 from draftwood.backends.recurrent.passes import Pass
-from draftwood.backends.recurrent.states import LayerState, Vectors
 from draftwood.base.errors import InvalidInput
 
 

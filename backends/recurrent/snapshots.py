@@ -8,9 +8,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from draftwood.backends.recurrent.layer_state import LayerState, Vectors
 from draftwood.backends.recurrent.passes import Pass, Text
 from draftwood.backends.recurrent.recurrence import behind_last, run_levels
-from draftwood.backends.recurrent.states import LayerState, Vectors
 
 
 class Snapshots(LayerState):

@@ -1,13 +1,8 @@
-"""The states of a model's recurrent layers during decoding: one committed state, and the nodes beyond it.
-
-A layer keeps a few vectors for every uncommitted node, as attention keeps keys and values, and no state.
-"""
+"""The states of a model's recurrent layers during decoding, which share what a pass says of the tree."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Self
 
 import numpy as np
 import torch
@@ -16,182 +11,13 @@ from torch import Tensor
 
 from draftwood.backends.nodes.region import Accepted
 from draftwood.backends.recurrent.arena import Arena
+from draftwood.backends.recurrent.layer_state import LayerState
 from draftwood.backends.recurrent.passes import Pass, Standing, Text
 from draftwood.base.errors import InvalidDistribution
 from draftwood.kernels.transfer import sent
 
-Vectors = tuple[Tensor, ...]
-"""What nodes keep, each `[rows, nodes, ...]`."""
-
 Chosen = NDArray[np.bool_]
 """Columns of every row that are accepted, `[rows, columns]`."""
-
-
-class LayerState(ABC):
-    """The state of one layer, for every row. Abstract: a kind of layer says how it attends and replays.
-
-    `run` appends nodes and gives their outputs; they stay once the pass is accepted. Nothing changes before.
-
-    Attributes:
-        name: of the mixer in the model.
-        committed: the state `[rows, ...]`; None before the first pass, which shows its shape.
-        nodes: what uncommitted nodes keep.
-        arena: where both lie instead, for captured passes.
-        traceable: whether `attend` can be traced: that it makes no tensor's shape, and no loop, hang on
-            the values of another.
-    """
-
-    traceable = True
-
-    def __init__(self) -> None:
-        self.name = ""
-        self.committed: Tensor | None = None
-        self.nodes: Vectors = ()
-        self.arena: Arena | None = None
-        self._staged: Vectors = ()
-        self._joining: Tensor | None = None
-        # The state before any token, `[1, ...]`, once a pass has shown its shape.
-        self._start: Tensor | None = None
-
-    @abstractmethod
-    def blank(self, new: Vectors) -> Tensor:
-        """The state before any token, for the rows, dtype and device of `new`."""
-
-    def begin_state(self, new: Vectors) -> Tensor:
-        """Returns `blank` as one tensor `[rows, ...]`, whose first row rows without text start from."""
-        state = self.blank(new)
-        self._start = state[:1]
-        return state
-
-    @abstractmethod
-    def attend(self, state: Tensor, old: Vectors, new: Vectors, now: Pass) -> tuple[Tensor, Vectors]:
-        """Outputs `[rows, nodes, ...]` of the new nodes, and what they keep.
-
-        Args:
-            state: committed, `[rows, ...]`.
-            old: what older columns keep; empty where there are none.
-            new: what the mixer gives for the new nodes.
-            now: who sees whom.
-        """
-
-    @classmethod
-    @abstractmethod
-    def replay_all(
-        cls, layers: Sequence[Self], states: Sequence[Tensor], nodes: Sequence[Vectors], kept: Tensor
-    ) -> list[Tensor]:
-        """The states of `layers` after committing the columns `kept`, bool `[rows, columns]`."""
-
-    def replay(self, state: Tensor, nodes: Vectors, kept: Tensor) -> Tensor:
-        """Runs `replay_all` for only this layer."""
-        return self.replay_all([self], [state], [nodes], kept)[0]
-
-    def run(self, new: Vectors, now: Pass) -> Tensor:
-        """Append nodes and return their outputs."""
-        if self.committed is None:
-            self.committed = self.begin_state(new)
-        out, self._staged = self.attend(self.committed, self.nodes, new, now)
-        return out
-
-    def run_standing(self, new: Vectors, now: Standing) -> Tensor:
-        """Outputs of the nodes of a captured pass, whose vectors go into the arena; for tracing."""
-        assert self.arena is not None
-        vectors = self.arena.vectors
-        old = tuple([vector[:, : now.old] for vector in vectors]) if now.old else ()
-        out, kept = self.attend(self.arena.state, old, new, now.now)
-        for place, vector in zip(vectors, kept, strict=True):
-            # Autocast may have made them narrower.
-            place.index_copy_(1, now.columns, vector.to(place.dtype))
-        return out
-
-    def shown(self, new: Vectors) -> Arena:
-        """An arena without rows for what nodes like `new` keep."""
-        one = tuple(vector[:1, :1] for vector in new)
-        visible = torch.ones(1, 1, 1, dtype=torch.bool, device=new[0].device)
-        state = self.begin_state(one)
-        _, kept = self.attend(state, (), one, Pass(visible))
-        return Arena(state, kept)
-
-    def read(self, state: Tensor, new: Vectors, text: Text) -> tuple[Tensor, Tensor]:
-        """Returns outputs of the next tokens of rows that will join, and the state after their text."""
-        outputs, start = [], 0
-        for now, kept in text.pieces:
-            stop = start + kept.shape[1]
-            out, nodes = self.attend(state, (), tuple(vector[:, start:stop] for vector in new), now)
-            state = self.replay(state, nodes, kept)
-            outputs.append(out)
-            start = stop
-        return torch.cat(outputs, 1), state
-
-    def run_text(self, new: Vectors, text: Text) -> Tensor:
-        """Outputs of rows that are about to join."""
-        state = self.begin_state(new) if self._joining is None else self._joining
-        out, self._joining = self.read(state, new, text)
-        return out
-
-    @property
-    def device(self) -> torch.device:
-        """Where the layer is, once a pass has shown that."""
-        # Of a captured pass no shape may hang on the rows that there are.
-        held = self.committed if self.arena is None else self.arena.state
-        assert held is not None
-        return held.device
-
-    def held(self, *, rows: int, columns: int) -> tuple[Tensor, Vectors]:
-        """The committed state, and what the uncommitted columns keep, of which there are so many."""
-        if self.arena is None:
-            assert self.committed is not None
-            return self.committed, self.nodes
-        return self.arena.state[:rows], tuple([vector[:rows, :columns] for vector in self.arena.vectors])
-
-    def place(self, rows: int) -> Tensor:
-        """Where the committed state of so many rows lies in the arena."""
-        assert self.arena is not None
-        if self.committed is None or len(self.committed) != rows:
-            self.committed = self.arena.state[:rows]
-        return self.committed
-
-    def accept(self) -> None:
-        """The pass succeeded: its nodes stay."""
-        self.nodes = grown(self.nodes, self._staged)
-        self._staged = ()
-
-    def forget(self) -> None:
-        """Forget the nodes of the pass."""
-        self._staged = ()
-
-    def drop(self) -> None:
-        """Forget all nodes."""
-        self.nodes = self._staged = ()
-
-    def begin(self) -> None:
-        """Rows are about to join; what failed to join before is forgotten."""
-        self._joining = None
-
-    def joined(self, have: int, more: int) -> Tensor | None:
-        """Returns the committed state once `more` rows follow the `have` present ones."""
-        old, new = self.committed, self._joining
-        like = old if old is not None else new
-        if like is None and self.arena is not None:
-            like = self.arena.state
-        if like is None:
-            return None
-        start = like.new_zeros(1, *like.shape[1:]) if self._start is None else self._start
-        blank = [start.to(like).expand(rows, *like.shape[1:]) for rows in (have, more)]
-        return torch.cat([blank[0] if old is None else old, blank[1] if new is None else new])
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keep these rows only, in this order."""
-        if self.arena is not None and self.committed is not None:
-            self.arena.keep(rows)
-            self.committed = self.arena.state[: len(rows)] if rows else None
-        elif self.committed is not None:
-            self.committed = self.committed[list(rows)] if rows else None
-        self.nodes = tuple(vector[list(rows)] for vector in self.nodes) if rows else ()
-
-
-def grown(old: Vectors, new: Vectors) -> Vectors:
-    """Returns older columns followed by the new ones."""
-    return tuple(torch.cat(pair, 1) for pair in zip(old, new, strict=True)) if old else new
 
 
 class States:
@@ -222,6 +48,7 @@ class States:
         self._now: Pass | None = None
         self._text: Text | None = None
         self._keep = True
+        self._reads_prompt = True
 
     def add(self, layer: LayerState) -> LayerState:
         """Keep `layer` with the others; returns what its mixer is to run."""
@@ -272,7 +99,13 @@ class States:
             layer.begin()
 
     def prefill(
-        self, counts: Sequence[int], width: int, device: torch.device, *, mask: Tensor | None = None
+        self,
+        counts: Sequence[int],
+        width: int,
+        device: torch.device,
+        *,
+        mask: Tensor | None = None,
+        prompt: bool = True,
     ) -> None:
         """The next pass holds `width` tokens of every joining row, of which so many are text.
 
@@ -281,8 +114,9 @@ class States:
             width: of the pass.
             device: where the counts go.
             mask: bool `[rows, width]`, False for tokens that a prompt hides; None: none.
+            prompt: whether they are tokens of a prompt, for `prompts`.
         """
-        self._now, self._text = None, Text(counts, width, device, mask=mask)
+        self._now, self._text, self._reads_prompt = None, Text(counts, width, device, mask=mask), prompt
 
     def unmasked(self, values: Tensor) -> Tensor:
         """Returns `values` `[rows, nodes, ...]` of the pass, with zeros for tokens that a prompt hides."""
@@ -309,7 +143,9 @@ class States:
         """Returns which nodes of the pass belong to a prompt, bool `[rows, nodes]`; None if all do."""
         if self.standing is not None:
             return self.standing.now.prompts
-        return None if self._now is None else self._now.on(device).prompts
+        if self._now is None:
+            return None if self._reads_prompt else torch.zeros(1, 1, dtype=torch.bool, device=device)
+        return self._now.on(device).prompts
 
     def accept(self) -> None:
         """The pass succeeded."""

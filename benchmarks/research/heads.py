@@ -19,6 +19,7 @@ from draftwood.apps.bench.specs import ORDINARY, Spec, parse
 from draftwood.apps.bench.writers import Speculative, Text, Writer, writer
 from draftwood.apps.files.machine import device_name
 from draftwood.apps.models import by_name as models
+from draftwood.apps.models import drafters_by_name
 from draftwood.apps.terminal.progress import watched
 from draftwood.protocols import registry
 from draftwood.zoo.heads.loading import load_for
@@ -106,7 +107,7 @@ class Contenders:
     def writer(self, temperature: float, strategy: str, name: str) -> Writer:
         """Decoding with the drafter `name`, a head, a draft model, or another one with options after it."""
         # Options of a drafter may follow its name: medusa:heads=FOLDER.
-        is_model = not models.is_drafter(name.partition(":")[0])
+        is_model = not drafters_by_name.is_drafter(name.partition(":")[0])
         chosen = parse(strategy if is_model else f"{strategy}:drafter={name}").strategy(temperature)
         if name not in self._loaded:
             # Features are kept for only one head, so each has its own backend over the same weights.
@@ -115,9 +116,9 @@ class Contenders:
         if self._wide is not None and "head" in options:
             options = options | {"head": self._widened(options["head"])}
         made: Any = (
-            models.create_drafter("model", {"backend": loaded.draft}, loaded)
+            drafters_by_name.create_drafter("model", {"backend": loaded.draft}, loaded)
             if chosen.drafter is None
-            else models.create_drafter(chosen.drafter, options, loaded)
+            else drafters_by_name.create_drafter(chosen.drafter, options, loaded)
         )
         module = getattr(made, "head", None) or getattr(loaded.draft, "model", None)
         if isinstance(module, torch.nn.Module):

@@ -27,6 +27,37 @@ def _is_filled(cache: Any) -> bool:
         return bool(cache.has_previous_state())
 
 
+def rounds_at_times(layer: Any) -> bool:
+    """Returns whether a layer of a cache rounds its keys after every so many tokens, and none before."""
+    from transformers.cache_utils import QuantizedLayer
+
+    return isinstance(layer, QuantizedLayer)
+
+
+def tokens_before_rounding(cache: Any, columns: int) -> int | None:
+    """Returns how many tokens `generate()` writes with a cache before it reads keys that this call rounded.
+
+    None: it rounds none. 0: it rounds them in its first pass.
+
+    Args:
+        cache: of transformers, which may be empty.
+        columns: of the prompt.
+    """
+    from transformers import QuantizedCache
+
+    own = getattr(cache, "self_attention_cache", cache)  # of an encoder-decoder
+    layers = [layer for layer in getattr(own, "layers", ()) if rounds_at_times(layer)]
+    if not (layers or isinstance(own, QuantizedCache)):
+        return None
+    if not _is_filled(cache):
+        return 1  # it rounds the whole prompt once that was read
+    unread = columns - GivenCache(cache, ()).columns
+    # The first pass reads the rest of the prompt, and each later one the token before.
+    exact = [layer.keys.shape[2] if layer.keys.dim() == 4 else 0 for layer in layers]
+    left = [layer.residual_length - held for layer, held in zip(layers, exact, strict=True)]
+    return max(min(left) - unread + 1, 1) if left else 0
+
+
 @attrs.frozen(eq=False)
 class GivenCache:
     """A transformers cache that holds the first columns of a padded batch.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import mean, median
 from time import perf_counter
 from typing import Any
 
@@ -200,29 +200,28 @@ def _call(drafter: Drafter, tokens: Tensor, parent: int) -> float:
 def _rest(
     target: StateBackend, drafter: Drafter | None, batch: Sequence[Sequence[int]], temperature: float
 ) -> Times:
-    """Returns what rounds take outside of their passes, without a tree and with one of `REST_NODES`."""
+    """Returns what rounds take outside of their passes, without a tree and with one of about `REST_NODES`."""
     if drafter is None or drafter.drafters > 1:
         return {}
     sampled = temperature > 0
-    # Policies that weigh costs choose node by node, which takes longer than a fixed shape.
+    tree = {"budget": REST_NODES - 1, "law": "without-replacement" if sampled else "top-k"}
+    # The policy that weighs costs chooses node by node, which takes longer than a fixed shape. Nodes cost
+    # nothing here, so that it draws what it can.
+    free = PassCosts(PassTable([(size, len(batch), len(batch[0]), 1.0) for size in (1, REST_NODES)]))
     verifier = registry.create("verifiers", "recursive-rejection" if sampled else "greedy")
     times: Times = {}
-    tree = {"budget": REST_NODES - 1, "law": "without-replacement" if sampled else "top-k"}
-    policies = {
-        1: registry.create("policies", "ordinary"),
-        REST_NODES: registry.create("policies", "layered-dyspec", tree),
-    }
-    for nodes, policy in policies.items():
-        rounds = SpeculativeDecoder(target, drafter, policy, verifier).stream(
+    for name, options in (("ordinary", {}), ("throughput-dyspec", tree)):
+        policy = registry.create("policies", name, options)
+        rounds = SpeculativeDecoder(target, drafter, policy, verifier, pass_costs=free).stream(
             batch,
             max_new_tokens=REST_ROUNDS,
             sampling=SamplingParams(temperature=temperature),
             seed=0,
             eos_token_id=[],
         )
-        times[nodes] = [
-            max(one.seconds - one.draft_seconds - one.target_seconds, 0.0)
-            for one in rounds
-            if not one.prefill and len(one.rows) == len(batch)
+        whole = [one for one in rounds if not one.prefill and len(one.rows) == len(batch)]
+        drafted = [row.outcome.drafted for one in whole for row in one.rows]
+        times[1 + round(mean(drafted or [0]))] = [
+            max(one.seconds - one.draft_seconds - one.target_seconds, 0.0) for one in whole
         ]
     return times

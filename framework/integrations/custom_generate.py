@@ -371,11 +371,6 @@ def _past(model_kwargs: Mapping[str, Any], config: Any, ids: Tensor) -> KeptText
         raise InvalidInput(f"past_key_values holds one text and {rows} rows were given; call once per row.")
     if past is not None or (cache := filled_cache(model_kwargs)) is None:
         return past
-    if config.use_cache is False:
-        raise InvalidInput(
-            "use_cache=False and a past_key_values that holds tokens were given, with which generate() "
-            "reads the text twice; leave one of the two out."
-        )
     return GivenCache(cache, [0] * rows if mask is None else (mask == 0).sum(1).tolist())
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from draftwood.base.errors import InvalidInput
-from draftwood.decoding.given_cache import filled_cache
+from draftwood.decoding.given_cache import GivenCache, filled_cache, tokens_before_rounding
 from draftwood.decoding.kept_text import KeptText
 from draftwood.integrations.generate_call import Call, says_something
 from draftwood.integrations.inner_outputs import FLAGS
@@ -52,7 +52,7 @@ def prompt_of(
     Raises:
         InvalidInput: names what was given, and cannot be read.
     """
-    _refuse_caches(call, model_kwargs)
+    _refuse_caches(call, model_kwargs, config, columns=ids.shape[1])
     if getattr(model.config, "is_encoder_decoder", False):
         given = {name: value for name, value in call.arguments.items() if name in model_kwargs}
         return ModelPrompt.prepared(model, ids, dict(model_kwargs), given=given, source=source)
@@ -78,17 +78,23 @@ def prompt_of(
         )
     columns = ids.shape[1] if (embedded := model_kwargs.get("inputs_embeds")) is None else embedded.shape[1]
     whole = getattr(config, "_mask_length", columns) if mask is None else mask.shape[1]
-    if filled_cache(model_kwargs) is not None and whole != columns:
+    if (cache := filled_cache(model_kwargs)) is not None and whole != columns:
         raise InvalidInput(
             f"past_key_values holds a part of the {whole} tokens of attention_mask, and {columns} were "
             "given; give the whole text as input_ids."
+        )
+    if cache is not None and (held := GivenCache(cache, ()).columns) >= columns:
+        raise InvalidInput(
+            f"past_key_values holds {held} columns and the text has {columns}; give the whole text as "
+            "input_ids, with at least one token more than the cache holds."
         )
     given = {name: value for name, value in call.arguments.items() if not hasattr(config, name)}
     return ModelPrompt.prepared(model, ids, dict(model_kwargs), given=given, source=source)
 
 
-def _refuse_caches(call: Call, model_kwargs: Mapping[str, Any]) -> None:
-    from transformers import Cache, QuantizedCache
+def _refuse_caches(call: Call, model_kwargs: Mapping[str, Any], config: Any, *, columns: int) -> None:
+    """Refuse caches that cannot be read, or with which `generate()` would read something else."""
+    from transformers import Cache
 
     for name in sorted(_CACHES & call.arguments.keys() & set(model_kwargs)):
         if not isinstance(model_kwargs[name], (KeptText, Cache)):
@@ -97,10 +103,19 @@ def _refuse_caches(call: Call, model_kwargs: Mapping[str, Any]) -> None:
                 f"{name} is a {given_as}; give a DynamicCache, or what a call of "
                 "the same custom_generate= returned, and the whole text as input_ids."
             )
-        if isinstance(model_kwargs[name], QuantizedCache):
+        if isinstance(model_kwargs[name], KeptText):
+            continue
+        if config.use_cache is False:
             raise InvalidInput(
-                f"{name} is a QuantizedCache, which would change the text, and draft trees keep their own "
-                "cache; leave it out."
+                f"use_cache=False and {name} were given, with which generate() reads tokens twice; leave one "
+                "of the two out."
+            )
+        exact = tokens_before_rounding(model_kwargs[name], columns)
+        if exact is not None and exact < config.max_length - columns:
+            remedy = f"ask for up to {exact} new tokens, or leave it out" if exact else "leave it out"
+            raise InvalidInput(
+                f"{name} is quantised and would round what this call reads, which draft trees do not; "
+                f"{remedy}."
             )
 
 

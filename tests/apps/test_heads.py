@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from draftwood import SamplingParams, SpeculativeDecoder, create, zoo
 from draftwood.apps.models import by_name as models
+from draftwood.apps.models import drafters_by_name as drafters
 from draftwood.apps.train import command, kinds
 from draftwood.apps.train.contest import contest
 from draftwood.apps.train.report import contest_line
@@ -166,7 +167,7 @@ def test_a_block_drafter_is_trained_reported_and_used(draftwood, refused, target
     plain = draftwood("generate", *prompt)
     drafted = draftwood("generate", *prompt, "--drafter", head)
     assert drafted.stdout == plain.stdout, drafted.output
-    assert models.drafter_of(str(head)) == ("block-heads", {"head": str(head)})
+    assert drafters.drafter_of(str(head)) == ("block-heads", {"head": str(head)})
     checked = draftwood("check-head", target, head, "--prompts", 4, "--tokens", 12, "--depths", 2)
     assert checked.exit_code in (0, 1), checked.output
     for words in ("as configured", "causal true", "the root's slot guesses", "taps one layer lower (0)"):
@@ -260,14 +261,14 @@ def test_a_pickle_is_converted(draftwood, refused, target, tmp_path):
 
 
 def test_a_folder_with_a_model_is_a_model(tiny):
-    assert models.drafter_of(str(tiny())) is None
-    assert models.drafter_of("llama-draft") is None
-    assert models.drafter_of("prompt-lookup") == ("prompt-lookup", {})
-    assert models.drafter_of("eagle3") == ("eagle3", {})
+    assert drafters.drafter_of(str(tiny())) is None
+    assert drafters.drafter_of("llama-draft") is None
+    assert drafters.drafter_of("prompt-lookup") == ("prompt-lookup", {})
+    assert drafters.drafter_of("eagle3") == ("eagle3", {})
 
 
 def test_the_zoos_heads_are_named_like_models():
     for head, drafter in (("llama-7m-eagle3", "eagle3"), ("llama-7m-dspark", "block-heads")):
-        name, options = models.drafter_of(head) or ("", {})
+        name, options = drafters.drafter_of(head) or ("", {})
         assert name == drafter
         assert Path(options["head"]) == zoo.path(head)

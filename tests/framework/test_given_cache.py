@@ -7,6 +7,8 @@ import torch
 import transformers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import cache_utils
+from transformers.cache_utils import QuantizedLayer
 
 from benchmarks.research.families_models import build
 from draftwood import InvalidInput, SpeculativeDecoder, UnsupportedModel
@@ -93,23 +95,126 @@ def test_an_empty_cache_changes_nothing():
     assert torch.equal(ours.sequences, written(target, PARTS[0]).sequences)
 
 
+HYBRIDS = {
+    "bamba": True,
+    "falcon_h1": True,
+    "granitemoehybrid": True,
+    "jamba": False,
+    "kimi_linear": True,
+    "lfm2_moe": True,
+    "nemotron_h": True,
+    "olmo_hybrid": True,
+    "qwen3_5": True,
+    "qwen3_next": True,
+    "zamba": False,
+    "zamba2": True,
+}
+"""Whether transformers' own layers go on from their states with more than one token; some forget them."""
+
+
+@pytest.mark.parametrize("family", sorted(HYBRIDS))
+def test_hybrids_go_on_from_the_states_of_a_given_cache(family):
+    target, speculative = build(family, reach=8), loop(PromptLookup(96))
+    for module in target.modules():  # transformers clamps steps of a prompt, and of no token by itself
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = (0.0, 0.02)
+    ids = torch.randint(5, 90, (3, 14), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[1, :5] = mask[2, :9] = 0
+    options, name = {**OPTIONS, "pad_token_id": 0, "eos_token_id": None}, cache_name(target)
+    for rows, read in (([0], 10), ([0], 13), ([0, 1, 2], 10), ([0, 1, 2], 13)):
+        text, seen = ids[rows], mask[rows]
+
+        def cache(text=text, seen=seen, read=read):
+            asked = {**options, "max_new_tokens": 1, "return_dict_in_generate": True}
+            return cache_of(target.generate(text[:, :read], attention_mask=seen[:, :read], **asked))
+
+        goes_on = HYBRIDS[family] or read == 13
+        own = {name: cache()} if goes_on else {}
+        expected = target.generate(text, attention_mask=seen, **options, **own)
+        given = cache()
+        for _ in range(2):  # the given one is not changed
+            ours = target.generate(
+                text, attention_mask=seen, **options, **{name: given}, custom_generate=speculative
+            )
+            assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("family", ["bamba", "lfm2_moe", "qwen3_5"])
+@pytest.mark.parametrize("read", [10, 13])
+def test_hybrids_go_on_with_tokens_that_a_mask_hides(family, read):
+    target, speculative = build(family, reach=8), loop(PromptLookup(96))
+    for module in target.modules():
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = (0.0, 0.02)
+    ids = torch.randint(5, 90, (2, 14), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[0, 3] = mask[1, :5] = mask[1, 11] = 0
+    options, name = {**OPTIONS, "pad_token_id": 0, "eos_token_id": None}, cache_name(target)
+
+    def cache():
+        asked = {**options, "max_new_tokens": 1, "return_dict_in_generate": True}
+        return cache_of(target.generate(ids[:, :read], attention_mask=mask[:, :read], **asked))
+
+    expected = target.generate(ids, attention_mask=mask, **options, **{name: cache()})
+    ours = target.generate(
+        ids, attention_mask=mask, **options, **{name: cache()}, custom_generate=speculative
+    )
+    assert torch.equal(ours, expected)
+
+
 @pytest.mark.parametrize(
-    ("kind", "error", "message"),
+    ("family", "message"),
     [
-        ("bamba", UnsupportedModel, "has recurrent layers, so past_key_values is not read"),
-        ("mamba2", UnsupportedModel, "has recurrent layers, so past_key_values is not read"),
+        ("mamba2", "has only recurrent layers, whose cache does not count its tokens"),
+        ("recurrent_gemma", "is in no cache of transformers; leave past_key_values out"),
     ],
 )
-def test_models_whose_caches_are_not_read_say_so(kind, error, message):
-    target, ids = model(kind), torch.tensor([PARTS[0]])
+def test_models_whose_caches_are_not_read_say_so(family, message):
+    target, ids = build(family, reach=8), torch.tensor([PARTS[0]])
+    cache, speculative = hf.DynamicCache(config=target.config), loop(PromptLookup(96))
+    with torch.no_grad():
+        target(ids[:, :3], **{cache_name(target): cache})
+    with pytest.raises(UnsupportedModel, match=message):
+        target.generate(ids, **OPTIONS, **{cache_name(target): cache}, custom_generate=speculative)
+    assert torch.equal(
+        target.generate(ids, **OPTIONS, custom_generate=speculative), target.generate(ids, **OPTIONS)
+    )
+
+
+def test_padding_that_was_read_into_states_is_told():
+    """Layers of transformers mask no padding where they are given one column."""
+    target, speculative = build("qwen3_next", reach=8), loop(PromptLookup(96))
+    ids, mask = torch.tensor([[3, 9, 4, 11], [1, 1, 8, 7]]), torch.tensor([[1] * 4, [0, 0, 1, 1]])
+    options = {**OPTIONS, "pad_token_id": 1, "attention_mask": mask, "eos_token_id": None}
+    for read, message in ((1, "has read padding into the recurrent states of row 1"), (2, None)):
+        cache = hf.DynamicCache(config=target.config)
+        positions = (mask[:, :read].cumsum(1) - 1).clamp(min=0)
+        with torch.no_grad():
+            target(
+                ids[:, :read],
+                attention_mask=mask[:, :read],
+                position_ids=positions,
+                **{cache_name(target): cache},
+            )
+        call = {**options, cache_name(target): cache, "custom_generate": speculative}
+        if message is None:
+            assert torch.equal(target.generate(ids, **call), target.generate(ids, **options))
+        else:
+            with pytest.raises(InvalidInput, match=message):
+                target.generate(ids, **call)
+
+
+def test_states_that_a_cache_does_not_have_are_told():
+    target, speculative = build("bamba", reach=8), loop(PromptLookup(96))
+    ids = torch.tensor([PARTS[0]])
     cache = hf.DynamicCache(config=target.config)
     with torch.no_grad():
         target(ids[:, :3], **{cache_name(target): cache})
-    with pytest.raises(error, match=message):
-        target.generate(ids, **OPTIONS, **{cache_name(target): cache}, custom_generate=loop())
-    assert torch.equal(
-        target.generate(ids, **OPTIONS, custom_generate=loop()), target.generate(ids, **OPTIONS)
-    )
+    without = next(layer for layer in cache.layers if hasattr(layer, "conv_states"))
+    without.conv_states = {0: None}
+    with pytest.raises(InvalidInput, match="without the one state that .*mamba continues"):
+        target.generate(ids, **OPTIONS, **{cache_name(target): cache}, custom_generate=speculative)
 
 
 @pytest.mark.parametrize("family", ["lfm3", "zaya", "deepseek_v4"])
@@ -163,14 +268,11 @@ def test_caches_that_cannot_be_read_say_so():
     def goes_on(cache):
         return target.generate(ids, **OPTIONS, past_key_values=cache, custom_generate=speculative)
 
-    with pytest.raises(InvalidInput, match="use_cache=False and a past_key_values that holds tokens"):
-        target.generate(
-            ids,
-            **OPTIONS,
-            past_key_values=filled(target, ids[:, :3], mask[:, :3]),
-            use_cache=False,
-            custom_generate=speculative,
-        )
+    # An empty one is filled in the first step, and the second one reads the whole text again.
+    for cache in (filled(target, ids[:, :3], mask[:, :3]), hf.DynamicCache(config=target.config)):
+        call = {**OPTIONS, cache_name(target): cache, "use_cache": False}
+        with pytest.raises(InvalidInput, match="use_cache=False and .* reads tokens twice"):
+            target.generate(ids, **call, custom_generate=speculative)
     with pytest.raises(InvalidInput, match="holds 5 tokens of row 0, whose text has 5; give the whole text"):
         goes_on(filled(target, ids, mask))
     other = filled(target, ids[:, :3], mask[:, :3])
@@ -186,8 +288,6 @@ def test_caches_that_cannot_be_read_say_so():
         InvalidInput, match="Layer 1 of past_key_values has read 0 tokens and the first one 3"
     ):
         goes_on(half)
-    with pytest.raises(InvalidInput, match="is a QuantizedCache, which would change the text"):
-        goes_on(hf.QuantizedCache.__new__(hf.QuantizedCache))  # its packages are not here
     with pytest.raises(InvalidInput, match="past_key_values is a list; give a DynamicCache"):
         given_keys([], [1])
     assert torch.equal(goes_on(None), target.generate(ids, **OPTIONS))  # nothing was left behind
@@ -198,3 +298,84 @@ def test_a_row_longer_than_the_context_is_refused():
     decoder = SpeculativeDecoder(target, target, loop().policy, loop().verifier)
     with pytest.raises(InvalidInput, match="Row 0 has 600 tokens, but the model's context holds 512"):
         decoder.target.take_over(hf.DynamicCache(), [600])
+
+
+class Rounded(QuantizedLayer):
+    """Keys and values in steps of a half; the packages of transformers' own layers are not needed here."""
+
+    def _quantize(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
+        return (tensor * 2).round().to(torch.int16)
+
+    def _dequantize(self, rounded: torch.Tensor) -> torch.Tensor:
+        return rounded.float() / 2
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("read", [[9], [9, 2], [6, 1, 1]])
+def test_quantised_caches_are_read_until_they_round_again(rows, read):
+    target, speculative = model("llama"), loop()
+    ids = torch.randint(5, VOCAB, (rows, sum(read) + 3), generator=torch.Generator().manual_seed(rows))
+    mask = torch.ones_like(ids)
+    mask[1:, :2] = 0
+
+    def cache(residual):
+        layers = [Rounded(residual_length=residual) for _ in range(target.config.num_hidden_layers)]
+        made, start = hf.Cache(layers=layers), 0
+        for piece in read:
+            stop = start + piece
+            positions = (mask[:, :stop].cumsum(1) - 1).clamp(min=0)[:, start:]
+            with torch.no_grad():
+                target(
+                    ids[:, start:stop],
+                    attention_mask=mask[:, :stop],
+                    position_ids=positions,
+                    **{cache_name(target): made},
+                )
+            start = stop
+        return made
+
+    exact = sum(read[1:])  # the first piece is rounded at once
+    longest = 12 - exact - 3 + 1
+    options = {**OPTIONS, "attention_mask": mask, "max_new_tokens": longest}
+    given, name = cache(12), cache_name(target)
+    plain = target.generate(ids, **options, **{name: cache(12)})
+    never = target.generate(ids, **options, **{name: cache(1000)})
+    assert torch.equal(plain, never)  # nothing is rounded again
+    for _ in range(2):
+        ours = target.generate(ids, **options, **{name: given}, custom_generate=speculative)
+        assert torch.equal(ours, plain)
+    assert not torch.equal(plain, target.generate(ids, **options))
+    options["max_new_tokens"] = longest + 1
+    with pytest.raises(InvalidInput, match=f"ask for up to {longest} new tokens, or leave it out"):
+        target.generate(ids, **options, **{name: cache(12)}, custom_generate=speculative)
+
+
+def test_quantised_caches_of_a_beam_search_have_their_rows_in_its_order():
+    target, order = model("llama"), torch.tensor([1, 0])
+    ids = torch.randint(5, VOCAB, (2, 9), generator=torch.Generator().manual_seed(3))
+    made = hf.Cache(layers=[Rounded() for _ in range(target.config.num_hidden_layers)])
+    with torch.no_grad():
+        target(ids[:, :6], **{cache_name(target): made})
+        target(ids[:, 6:8], **{cache_name(target): made})
+    before = given_keys(made, [8, 8])
+    for layer in made.layers:
+        layer.reorder_cache(order)
+    for old, new in zip(before, given_keys(made, [8, 8]), strict=True):
+        assert all(torch.equal(one[order], other) for one, other in zip(old, new, strict=True))
+
+
+def test_quantised_caches_that_round_at_once_say_so():
+    target, ids = model("llama"), torch.tensor([PARTS[0]])
+
+    def refused(cache, match):
+        with pytest.raises(InvalidInput, match=match):
+            target.generate(ids, **OPTIONS, **{cache_name(target): cache}, custom_generate=loop())
+
+    empty = hf.Cache(layers=[Rounded() for _ in range(target.config.num_hidden_layers)])
+    refused(empty, "is quantised and would round .* ask for up to 1 new tokens")
+    if hasattr(cache_utils, "Fp8QuantizedLayer"):
+        every = hf.QuantizedCache("fp8", config=target.config)
+        refused(every, "ask for up to 1 new tokens")
+        with torch.no_grad():
+            target(ids[:, :3], **{cache_name(target): every})
+        refused(every, "draft trees do not; leave it out")

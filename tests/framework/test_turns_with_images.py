@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.research.pictured_models import build_pictured, pictured_prompt
 from draftwood import InvalidInput, custom_generate
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from tests.backends.attention_models import VOCAB, tiny
@@ -91,3 +92,27 @@ def test_texts_without_a_token_for_every_column_leave_nothing():
     embedded = model.get_input_embeddings()(first_row("llava")["input_ids"]).detach()
     ours = model.generate(inputs_embeds=embedded, **KEPT, custom_generate=loop())
     assert cache_of(ours) is None
+
+
+@pytest.mark.parametrize("family", ["lfm2_vl", "qwen3_5"])
+def test_a_hybrid_goes_on_from_a_cache_of_generate_with_images(family):
+    """Recurrent states and keys of two rows of differing length, each with an image."""
+    model = build_pictured(family, reach=32)
+    inputs = pictured_prompt(model, seed=1)
+    speculative = loop(PromptLookup(model.get_output_embeddings().out_features))
+    first = model.generate(**inputs, **{**KEPT, "max_new_tokens": 4}, pad_token_id=0)
+    ids = torch.cat([first.sequences, WORDS.expand(2, 3)], 1)
+    new = torch.ones(2, ids.shape[1] - inputs["input_ids"].shape[1], dtype=torch.int64)
+    given = {"attention_mask": torch.cat([inputs["attention_mask"], new], 1)}
+    if "mm_token_type_ids" in inputs:
+        given["mm_token_type_ids"] = torch.cat([inputs["mm_token_type_ids"], 0 * new], 1)
+    whole = model.generate(**{**inputs, **given, "input_ids": ids}, **PLAIN, eos_token_id=None)
+    ours = model.generate(
+        ids,
+        **given,
+        **{cache_name(model): cache_of(first)},
+        **PLAIN,
+        eos_token_id=None,
+        custom_generate=speculative,
+    )
+    assert torch.equal(ours, whole)
