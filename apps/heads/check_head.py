@@ -135,7 +135,7 @@ def _show(head: Any, found: list[Found], floors: Floors, added: Sequence[Added],
     for one in found:
         beside = "" if one.name == AS_CONFIGURED else f"{one.gain:+.3f}"
         table.add_row(one.name, *(f"{share:.3f}" for share in one.by_depth), beside)
-    for part in (one for one in added if not one.piece or one.doubtful):
+    for part in (one for one in added if not one.piece or one.doubtful or one.lopsided):
         shares = (f"{share:.3f}" for share in part.by_depth)
         table.add_row(f"without {part.name}", *shares, f"{-part.gain:+.2f} nats")
     for name, share in (("the most frequent token", floors.unigram), ("prompt lookup", floors.lookup)):
@@ -145,7 +145,7 @@ def _show(head: Any, found: list[Found], floors: Floors, added: Sequence[Added],
     made_for = "texts of any length" if longest is None else f"{longest} tokens"
     console.print(
         f"Share of the target's greedy tokens that the head guesses, {prompts} prompts, where its earlier "
-        f"guesses are right, and without each part the log-likelihood of these tokens. It was made for "
-        f"{made_for}."
+        f"guesses are right, and without each part the log-likelihood of these tokens; what is clearly worse "
+        f"is compared on the first ones only. It was made for {made_for}."
     )
     console.print(table)

@@ -27,6 +27,8 @@ from draftwood.strategies.heads.vocabulary import maps_of, target_ids_of
 
 Format = Literal["zlab", "speculators"]
 
+_KINDS = ("dflash", "domino", "dspark", "flowspec", "jetspec")
+
 
 def is_block(folder: str | PathLike[str]) -> bool:
     """Whether the description in `folder` is that of a block drafter, readable or not."""
@@ -42,7 +44,7 @@ def is_block(folder: str | PathLike[str]) -> bool:
         )
     classes = description.get("architectures") or []
     named = isinstance(classes, list) and any(
-        kind in str(name).lower() for name in classes for kind in ("dflash", "domino", "dspark", "jetspec")
+        kind in str(name).lower() for name in classes for kind in _KINDS
     )
     return named or any(name in description for name in TABLES)
 

@@ -27,6 +27,7 @@ OTHER_CLASSES: Mapping[str, str] = {
     "dflash2": "the layers of DFlash 2",
     "dflash-2": "the layers of DFlash 2",
     "dflashlinear": "a recurrent memory of the text",
+    "flowspec": "slots that a flow refines in several steps",
     "gemma": "Gemma's norms and scales",
     "deepseek": "latent attention",
     "mla": "latent attention",
@@ -71,7 +72,10 @@ def mask_token(described: Mapping[str, Any], vocab_size: int, where: str) -> int
     """Returns the token of the slots after the root."""
     token = described.get("mask_token_id")
     if type(token) is not int or not 0 <= token < vocab_size:
-        raise InvalidInput(f"mask_token_id is {token!r:.60} in {where}; give a token below {vocab_size}.")
+        raise InvalidInput(
+            f"mask_token_id is {token!r:.60} in {where}; a block drafter needs the token there that it was "
+            f"trained with in the slots after the root, below {vocab_size}: write it in."
+        )
     return token
 
 

@@ -128,7 +128,10 @@ def test_defaults_of_the_taps_and_keys_at_the_top() -> None:
         (described(dflash_config=3), "dflash_config is 3"),
         (described(block_size=None), "block_size is None in here"),
         (described(hidden_size=True), "hidden_size is True in here"),
-        (changed({"mask_token_id": 23}), "mask_token_id is 23 in here; give a token below 23"),
+        (
+            changed({"mask_token_id": 23}),
+            "mask_token_id is 23 in here; a block drafter needs .*, below 23: write it in",
+        ),
         (
             changed({"target_layer_ids": [5]}),
             r"ids is \[5\] in here; of 5 layers it names -1 to 4",

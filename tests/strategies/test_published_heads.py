@@ -49,7 +49,7 @@ REFUSED = {
     "speculators-0.9-dflash2": "'dflash2' .*are read",
     "speculators-0.9-xpress": "'xpress' .*are read",
     "fork-deepseek-v4-flash-dspark": "model_type is 'deepseek_v4' in .*; layers like Qwen3's are read",
-    "fork-minimax-m2.7-dflash-without-mask": "mask_token_id is None in .*; give a token below 160",
+    "fork-minimax-m2.7-dflash-without-mask": "mask_token_id is None in .*root, below 160: write it in",
     "fork-qwen3-4b-dspark-all-mask": "has the key 'dspark_anchor_token_input', which is not known here",
     "fork-qwen3-4b-dspark-context-only": "has the key 'dspark_block_attention', which is not known here",
     "fork-qwen3-4b-dspark-mla-window": "has the key 'draft_attention_type', which is not known here",
@@ -57,7 +57,7 @@ REFUSED = {
     "fork-qwen3-8b-dconv": "'DConvDraftModel' in .*, which has convolutions over the tokens before a slot",
     "torchspec-gpt-oss-20b-dflash": "block_size is None in .*give it as -o block_size=NUMBER",
     "torchspec-qwen3-8b-eagle3-gated": "model_type is 'llama_gated' in .*; layers like Llama's are read",
-    "torchspec-qwen3-8b-flowspec": "model_type is 'flowspec' in .*; layers like Llama's are read",
+    "torchspec-qwen3-8b-flowspec": "'FlowSpecDraftModel' in .*, which has slots that a flow refines",
     "torchspec-qwen3-dspark-of-type-qwen3-dspark": "block_size is None in .*give it as -o block_size=NUMBER",
     "torchspec-qwen3.6-35b-dflash": "block_size is None in .*give it as -o block_size=NUMBER",
     "specforge-qwen3-8b-p-eagle": "needs the token there .* give it as -o mask_token_id=NUMBER",
@@ -65,7 +65,9 @@ REFUSED = {
 
 
 def is_block(described: dict[str, Any]) -> bool:
-    named = any("DFlash" in name or "DSpark" in name for name in described["architectures"])
+    named = any(
+        kind in name for name in described["architectures"] for kind in ("DFlash", "DSpark", "FlowSpec")
+    )
     return named or "block_size" in described or "dflash_config" in described
 
 
@@ -125,6 +127,7 @@ def test_all_of_them_are_here() -> None:
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_head_is_refused_for_its_true_reason(name: str, tmp_path: Path) -> None:
     described, _ = written(name, tmp_path)
+    assert len([one for one in DRAFTERS if one.reads(tmp_path)]) == 1  # by its name too it is a head
     load = load_block if is_block(described) else load_peagle if PEagle.reads(tmp_path) else load_head
     with pytest.raises(InvalidInput, match=REFUSED[name]) as error:
         load(tmp_path)

@@ -6,6 +6,7 @@ makes them less likely, long before the head guesses no more than chance.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -28,13 +29,15 @@ from .loading import CheckedHead, depths_of
 from .misstored import with_weights
 from .settings import judged, mean_and_error
 
-_EMBEDDINGS, _STATES = "embeddings", "the target's states"
+_EMBEDDINGS, _STATES, _CORRECTION = "embeddings", "the target's states", "the correction"
+_EVERY = slice(None)
 _LEAST = 0.01  # nats a token, within which a part adds nothing
 _ERRORS = 2.0  # standard errors from prompt to prompt, within which it does not harm
 _WEAKER = (0.5, 0.25)  # of what a part adds, tried to tell weights of the wrong size
 _OF_SIZE, _ERRORS_OF_SIZE = 0.05, 2.5  # nats a token and standard errors, by which that must be better
 _RIGHT = 0.02  # of tokens, likewise: a head that is only too sure of itself guesses the same ones
 _OF_PIECE = 0.02  # nats a token, by which a head must be better without a piece to be called weak
+_OF_OTHER_HALF = 0.1  # of what the other half adds: training leaves neither half with less
 
 
 @attrs.frozen(eq=False)
@@ -49,6 +52,7 @@ class Part:
         share: the number of the equal share of these outputs that counts, and the number of shares.
         reads: whether the part is what the modules read, in place of what they put out.
         piece: whether it is a piece of another part, which may add nothing in a head that is right.
+        half_of: what it is one half of, where training makes both halves add something; empty elsewhere.
     """
 
     name: str
@@ -58,6 +62,7 @@ class Part:
     share: tuple[int, int] = (0, 1)
     reads: bool = False
     piece: bool = False
+    half_of: str = ""
 
     @property
     def sized(self) -> bool:
@@ -82,6 +87,8 @@ class Added:
         better: by how much that share is higher without the part, or the chance that a drafted token is
             accepted at temperature 1, whichever is more.
         piece: whether it is a piece of another part.
+        other_half: the gain of the other half, of a piece that is one half.
+        other_error: its standard error.
     """
 
     name: str
@@ -93,6 +100,8 @@ class Added:
     weaker_right: float = 0.0
     better: float = 0.0
     piece: bool = False
+    other_half: float = 0.0
+    other_error: float = 0.0
 
     @property
     def idle(self) -> bool:
@@ -106,6 +115,13 @@ class Added:
             # There are many pieces, and to leave one out makes a head that is too sure of itself less sure.
             return -self.gain > max(_OF_SIZE, _ERRORS_OF_SIZE * self.error) and self.better > _RIGHT
         return self.gain < -max(_LEAST, _ERRORS * self.error)
+
+    @property
+    def lopsided(self) -> bool:
+        """Whether it is a half that adds next to nothing, by more than chance, where the other adds much."""
+        most = self.gain + _ERRORS_OF_SIZE * self.error
+        other = self.other_half - _ERRORS_OF_SIZE * self.other_error
+        return other > _OF_SIZE and most < _OF_OTHER_HALF * other
 
     @property
     def too_strong(self) -> bool:
@@ -156,13 +172,25 @@ def parts_of(head: CheckedHead, depths: int) -> Iterator[Part]:
 
 
 def _halves(part: Part) -> Iterator[Part]:
-    inner = [getattr(module, "down_proj", module) for module in part.modules]
+    # The halves of a correction are frequent and rare tokens, of which one may add all.
+    whole = "" if part.name == _CORRECTION else part.name
+    inner, units = _read(part)
     for number, words in enumerate(("first", "second")):
         share = (number, 2)
-        yield attrs.evolve(part, name=f"the {words} half of {part.name}", share=share, piece=True)
-        if "MLP" in part.name and all(isinstance(module, Linear) for module in inner):
-            name = f"the {words} half of the inner units of {part.name}"
-            yield Part(name, part.head, inner, share=share, reads=True, piece=True)
+        name = f"the {words} half of {part.name}"
+        yield attrs.evolve(part, name=name, share=share, piece=True, half_of=whole)
+        if inner:
+            name = f"the {words} half of {units}"
+            yield Part(name, part.head, inner, share=share, reads=True, piece=True, half_of=units)
+
+
+def _read(part: Part) -> tuple[list[Module], str]:
+    """Returns the projections that end an MLP or attention, and what they read in words; else nothing."""
+    for name, kind, words in (("down_proj", "MLP", "inner units"), ("o_proj", "attention", "heads")):
+        last = [getattr(one, name, one if kind in part.name else None) for one in part.modules]
+        if part.modules and all(isinstance(one, Linear) for one in last):
+            return [one for one in last if one is not None], f"the {words} of {part.name}"
+    return [], ""
 
 
 def _of_layers(head: Eagle3Head | BlockHead) -> list[tuple[str, Module]]:
@@ -178,9 +206,9 @@ def _of_layers(head: Eagle3Head | BlockHead) -> list[tuple[str, Module]]:
         named.append((f"the MLP of layer {number}", layer.mlp.down_proj))
     if isinstance(head, BlockHead):
         if head.markov_head is not None:
-            named.append(("the correction", head.markov_head.markov_w2))
+            named.append((_CORRECTION, head.markov_head.markov_w2))
         if head.embed_proj is not None:
-            named.append(("the correction", head.embed_proj))
+            named.append((_CORRECTION, head.embed_proj))
     return named
 
 
@@ -195,21 +223,25 @@ def _of_medusa(heads: Heads, depths: int) -> Iterator[Part]:
     if not heads.weight.any():
         return  # published without residual blocks
 
-    def with_block(number: int, factor: float, rows: slice = slice(None)) -> Heads:
+    def with_block(number: int, factor: float, rows: slice = _EVERY, columns: slice = _EVERY) -> Heads:
         weight, bias = heads.weight.detach().clone(), heads.bias.detach().clone()
-        weight[number, rows] *= factor
-        bias[number, :, rows] *= factor
+        weight[number, rows, columns] *= factor
+        if columns == _EVERY:
+            bias[number, :, rows] *= factor
         found: Heads = with_weights(heads, {"weight": weight, "bias": bias})
         return found
 
-    for number in range(depths):
+    blocks = [(number, f"the residual block of head {number}") for number in range(depths)]
+    for number, block in blocks:
         weaker = [with_block(number, factor) for factor in _WEAKER]
-        yield Part(f"the residual block of head {number}", with_block(number, 0.0), weaker=weaker)
+        yield Part(block, with_block(number, 0.0), weaker=weaker)
     middle = heads.hidden_size // 2
-    for number in range(depths):
-        for words, rows in (("first", slice(middle)), ("second", slice(middle, None))):
-            name = f"the {words} half of the residual block of head {number}"
-            yield Part(name, with_block(number, 0.0, rows), piece=True)
+    for number, block in blocks:
+        for words, half in (("first", slice(middle)), ("second", slice(middle, None))):
+            without = with_block(number, 0.0, half)
+            yield Part(f"the {words} half of {block}", without, piece=True, half_of=block)
+            without, read = with_block(number, 0.0, columns=half), f"the inputs of {block}"
+            yield Part(f"the {words} half of {read}", without, piece=True, half_of=read)
 
 
 def _of_hydra(head: HydraHead, depths: int) -> list[tuple[str, Module]]:
@@ -259,19 +291,25 @@ def added_by_parts(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, d
     layers = int(target.config.get_text_config(decoder=True).num_hidden_layers)
     texts = [known_text(target, rows.tokens, head.taps_in(layers)) for rows in prompts]
 
-    def sums(part: Part, factor: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def sums(part: Part, factor: float, known: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Returns shares of right tokens by depth, and by prompt these, log-likelihoods and acceptance."""
         with scaled(part, factor):
-            right, likely, accepted, total = judged(target, part.head, prompts, texts, depths=depths)
+            right, likely, accepted, total = judged(
+                target, part.head, prompts, texts, depths=depths, known=known
+            )
         each = total.sum(1).clamp(min=1)
         of_prompts = right.sum(1) / each, likely.sum(1) / each, accepted.sum(1) / each
         return right.sum(0) / total.sum(0).clamp(min=1), *of_prompts
 
     _, right, whole, accepted = sums(Part("nothing", head), 1)
     found: list[Added] = []
+    halves: dict[str, list[int]] = defaultdict(list)
     for part in parts_of(head, depths):
-        shares, right_without, without, accepted_without = sums(part, 0)
-        gain, error = mean_and_error(whole - without)
+        if part.half_of:
+            halves[part.half_of].append(len(found))
+        shares, right_without, without, accepted_without = sums(part, 0, whole)
+        read = len(without)
+        gain, error = mean_and_error(whole[:read] - without)
         less = [(right, whole)]
         for number, factor in enumerate(_WEAKER if part.sized else ()):
             one = Part(part.name, part.weaker[number]) if part.weaker else part
@@ -288,8 +326,18 @@ def added_by_parts(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, d
                 weaker=float(weaker),
                 weaker_error=float(weaker_error),
                 weaker_right=float((right_with_less - right).mean()),
-                better=float(max((right_without - right).mean(), (accepted_without - accepted).mean())),
+                better=float(
+                    max(
+                        (right_without - right[:read]).mean(),
+                        (accepted_without - accepted[:read]).mean(),
+                    )
+                ),
                 piece=part.piece,
             )
+        )
+    for one, other in halves.values():
+        found[one], found[other] = (
+            attrs.evolve(some, other_half=twin.gain, other_error=twin.error)
+            for some, twin in ((found[one], found[other]), (found[other], found[one]))
         )
     return found

@@ -32,6 +32,8 @@ _MARGIN = 0.02  # of agreement, below which a difference is not worth a word
 _ERRORS = 2.0  # standard errors, likewise
 _OF_FEATURES = 0.1  # of tokens: features of a later token tell any head more, and a damaged one most
 _NATS, _ERRORS_OF_NATS = 0.05, 2.5  # likewise of the log-likelihood, which tells more of few tokens
+# A head that is worse by more than these after some prompts is worse, so the others are not read.
+_WORSE, _ERRORS_OF_WORSE, _SOME = 0.3, 6.0, 4
 
 
 @attrs.frozen
@@ -219,12 +221,13 @@ def compared(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, depths:
         if before is not None and max(setting.taps) >= len(texts[0].hidden):
             continue  # of some models the last layer is not found
         read = [_moved(text.at(setting.taps), setting.back) for text in texts]
+        known = None if before is None else before[1]
         right, likely, _, total = judged(
-            target, setting.head, prompts, read, depths=depths, shift=setting.shift
+            target, setting.head, prompts, read, depths=depths, shift=setting.shift, known=known
         )
         own = torch.stack([right.sum(1), likely.sum(1)]) / total.sum(1).clamp(min=1)
         before = own if before is None else before
-        gain, error = mean_and_error(own - before)
+        gain, error = mean_and_error(own - before[:, : own.shape[1]])
         found.append(
             Found(
                 name=setting.name,
@@ -256,12 +259,21 @@ def judged(
     *,
     depths: int,
     shift: int = 0,
+    known: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Returns the four sums of `judged_text` for each prompt, `[prompts, depths]`."""
-    each = [
-        judged_text(target, head, rows, text, depths=depths, shift=shift)
-        for rows, text in zip(prompts, texts, strict=True)
-    ]
+    """Returns the four sums of `judged_text` for each prompt, `[prompts, depths]`.
+
+    With `known`, the log-likelihoods of another head in nats a token by prompt, only for the first prompts
+    where these tell that `head` is clearly worse.
+    """
+    each: list[tuple[torch.Tensor, ...]] = []
+    for rows, text in zip(prompts, texts, strict=True):
+        each.append(judged_text(target, head, rows, text, depths=depths, shift=shift))
+        if known is not None and len(each) >= _SOME:
+            likely, total = (torch.stack([one[which] for one in each]).sum(1) for which in (1, 3))
+            lost, error = mean_and_error(known[: len(each)] - likely / total.clamp(min=1))
+            if lost > max(_WORSE, _ERRORS_OF_WORSE * float(error)):
+                break
     return tuple(torch.stack(some) for some in zip(*each, strict=True))
 
 

@@ -78,39 +78,12 @@ def verdict_of(
     if cause is not None:
         return Verdict(Grade.broken, cause)
     first = found[0].by_depth[0]
-    idle = " and ".join(one.name for one in added if one.idle)
-    flat = _flat_norm(head)
-    if first >= floors.least and not idle and flat is not None:
-        return Verdict(
-            Grade.weak,
-            f"The head may be weaker than it could be: {flat} is one number throughout, as before any "
-            "training, which its other norms are not. Copy it again, or train the head longer.",
-        )
-    if first >= floors.least and isinstance(head, Heads) and not head.weight.any():
-        return Verdict(
-            Grade.weak,
-            "The head may be weaker than it could be: its residual blocks are zero throughout, as before any "
-            "training. That is right for one that was published without them; else copy it again, or train "
-            "it longer.",
-        )
-    doubtful = next((one for one in added if one.doubtful), None)
-    if first >= floors.least and not idle and doubtful is not None:
-        name = f"{'without' if doubtful.piece else 'with less of'} {doubtful.name}"
-        return Verdict(
-            Grade.weak,
-            f"The head may be weaker than it could be: {name} its guesses are likelier, by "
-            f"{max(-doubtful.gain, doubtful.weaker):.3f} nats per token, so those weights may be damaged or "
-            "hardly trained. Copy them again, or train the head longer.",
-        )
-    if first >= floors.least and not idle:
+    if first >= floors.least:
+        doubt = _doubt(head, added)
+        if doubt is not None:
+            return Verdict(Grade.weak, doubt)
         return Verdict(
             Grade.right, "The configured setting is the best of these, and above what needs no head."
-        )
-    if first >= floors.least:
-        return Verdict(
-            Grade.weak,
-            f"The head is weaker than it could be: without {idle} its guesses are no worse, so those weights "
-            "are damaged or hardly trained. Copy them again, or train the head longer.",
         )
     gained = sum(accumulate(found[0].by_depth, mul))
     lookup = " Prompt lookup guesses more here." if floors.lookup > first else ""
@@ -120,6 +93,43 @@ def verdict_of(
         f"{floors.least:.3f} at least, so a chain of {len(found[0].by_depth)} gains {gained:.2f} tokens per "
         f"round.{lookup} Each of its parts helps, so train it longer.",
     )
+
+
+def _doubt(head: CheckedHead, added: Sequence[Added]) -> str | None:
+    """Returns what makes a head that works weaker than it could be; None where nothing does."""
+    idle = " and ".join(one.name for one in added if one.idle)
+    if idle:
+        return (
+            f"The head is weaker than it could be: without {idle} its guesses are no worse, so those weights "
+            "are damaged or hardly trained. Copy them again, or train the head longer."
+        )
+    may = "The head may be weaker than it could be:"
+    flat = _flat_norm(head)
+    if flat is not None:
+        return (
+            f"{may} {flat} is one number throughout, as before any training, which its other norms are not. "
+            "Copy it again, or train the head longer."
+        )
+    if isinstance(head, Heads) and not head.weight.any():
+        return (
+            f"{may} its residual blocks are zero throughout, as before any training. That is right for one "
+            "that was published without them; else copy it again, or train it longer."
+        )
+    doubtful = next((one for one in added if one.doubtful), None)
+    if doubtful is not None:
+        name = f"{'without' if doubtful.piece else 'with less of'} {doubtful.name}"
+        return (
+            f"{may} {name} its guesses are likelier, by {max(-doubtful.gain, doubtful.weaker):.3f} nats per "
+            "token, so those weights may be damaged or hardly trained. Copy them again, or train the head "
+            "longer."
+        )
+    lopsided = next((one for one in added if one.lopsided), None)
+    if lopsided is not None:
+        return (
+            f"{may} {lopsided.name} adds {lopsided.gain:.3f} nats per token, where the other half adds "
+            f"{lopsided.other_half:.3f}, so those weights may be damaged or another head's. Copy them again."
+        )
+    return None
 
 
 def _cause(
@@ -136,6 +146,8 @@ def _cause(
             return f"The head is broken: {name} holds values that are not finite; copy it again."
         if _is_blank(name, weight):
             return f"The head is broken: {name} holds nothing but zeros; copy it again."
+        if any(_is_blank(name, half) for half in weight.tensor_split(2) if len(half)):
+            return f"The head is broken: {name} holds nothing but zeros in half of its rows; copy it again."
     first = found[0].by_depth[0]
     below = first < floors.least
     # A setting that stays below the floor too does not mend the head, however clearly it is better.
