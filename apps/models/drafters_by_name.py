@@ -1,4 +1,4 @@
-"""Drafters by name for the command line: registered ones, heads, models, and classes of one's own."""
+"""Drafters by name for the command line: registered ones, heads, models, and a user's classes."""
 
 from __future__ import annotations
 

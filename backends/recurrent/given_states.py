@@ -20,7 +20,7 @@ def given_states(
         cache: of the model, filled.
         layers: of the model, in the order in which they run.
         rows: which it is to hold.
-        lengths: tokens of every row, where those of no token must have no state; default: they may.
+        lengths: tokens of every row, where a row without any must have no state; default: it may.
 
     Raises:
         InvalidInput: a cache without these states, or of other rows.
