@@ -335,9 +335,9 @@ def added_by_parts(target: Any, head: CheckedHead, prompts: Sequence[Rows], *, d
                 piece=part.piece,
             )
         )
-    for one, other in halves.values():
-        found[one], found[other] = (
-            attrs.evolve(some, other_half=twin.gain, other_error=twin.error)
-            for some, twin in ((found[one], found[other]), (found[other], found[one]))
+    for first, second in halves.values():
+        found[first], found[second] = (
+            attrs.evolve(half, other_half=twin.gain, other_error=twin.error)
+            for half, twin in ((found[first], found[second]), (found[second], found[first]))
         )
     return found
