@@ -303,7 +303,7 @@ def test_a_row_longer_than_the_context_is_refused():
 class Rounded(QuantizedLayer):
     """Keys and values in steps of a half; the packages of transformers' own layers are not needed here."""
 
-    def _quantize(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
+    def _quantize(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:  # type: ignore[override]
         return (tensor * 2).round().to(torch.int16)
 
     def _dequantize(self, rounded: torch.Tensor) -> torch.Tensor:
@@ -319,7 +319,9 @@ def test_quantised_caches_are_read_until_they_round_again(rows, read):
     mask[1:, :2] = 0
 
     def cache(residual):
-        layers = [Rounded(residual_length=residual) for _ in range(target.config.num_hidden_layers)]
+        layers: list[Any] = [
+            Rounded(residual_length=residual) for _ in range(target.config.num_hidden_layers)
+        ]
         made, start = hf.Cache(layers=layers), 0
         for piece in read:
             stop = start + piece
@@ -357,10 +359,12 @@ def test_quantised_caches_of_a_beam_search_have_their_rows_in_its_order():
     with torch.no_grad():
         target(ids[:, :6], **{cache_name(target): made})
         target(ids[:, 6:8], **{cache_name(target): made})
-    before = given_keys(made, [8, 8])
-    for layer in made.layers:
+    before: Any = given_keys(made, [8, 8])
+    layers: Any = made.layers
+    for layer in layers:
         layer.reorder_cache(order)
-    for old, new in zip(before, given_keys(made, [8, 8]), strict=True):
+    after: Any = given_keys(made, [8, 8])
+    for old, new in zip(before, after, strict=True):
         assert all(torch.equal(one[order], other) for one, other in zip(old, new, strict=True))
 
 

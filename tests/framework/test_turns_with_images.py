@@ -98,7 +98,7 @@ def test_texts_without_a_token_for_every_column_leave_nothing():
 def test_a_hybrid_goes_on_from_a_cache_of_generate_with_images(family):
     """Recurrent states and keys of two rows of differing length, each with an image."""
     model = build_pictured(family, reach=32)
-    inputs = pictured_prompt(model, seed=1)
+    inputs: Any = pictured_prompt(model, seed=1)
     speculative = loop(PromptLookup(model.get_output_embeddings().out_features))
     first = model.generate(**inputs, **{**KEPT, "max_new_tokens": 4}, pad_token_id=0)
     ids = torch.cat([first.sequences, WORDS.expand(2, 3)], 1)
