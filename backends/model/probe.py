@@ -86,7 +86,7 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
         after = backend.extend(torch.tensor([[last]] * 2), torch.tensor([[-1]] * 2))
         backend.commit([[]] * 2)
         backend.release()
-        differences, rounding = [], 0.0
+        differences, rounding, texts = [], 0.0, []
         for row, prefix in enumerate(prefixes):
             text, n = [*prefix, root, *chain, last], len(prefix)
             along, steps = plain_logits(model, text), decoded_logits(model, prefix, text[n:])
@@ -97,6 +97,7 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
                 begin = plain_logits(model, prefix)[-1:]
                 logits, expected = torch.cat([logits, first[row, None]]), torch.cat([expected, begin])
             differences.append(difference(logits, expected))
+            texts.append((text, along))
             if not row:
                 rounding = difference(plain_logits(model, (text + fillers)[:room])[: len(text)], along)
     except UnsupportedModel:
@@ -113,8 +114,9 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
     limit = min(most, max(ROUNDING * rounding, least))
     if recurrent_layers(model.config) and limit < max(differences) <= most:
         # Scans of the same tokens round alike in every forward, so that what rounding does does not show.
-        moved = difference(moved_logits(model, text, by=torch.finfo(dtype).eps), along)
-        limit = min(most, max(limit, ROUNDING * moved))
+        eps = torch.finfo(dtype).eps
+        moved = (difference(moved_logits(model, text, by=eps), along) for text, along in texts)
+        limit = min(most, max(limit, ROUNDING * max(moved)))
     # The negation catches NaN too.
     if not all(value <= limit for value in differences):
         return (
