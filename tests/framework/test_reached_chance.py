@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -39,8 +41,13 @@ def test_a_weight_that_draws_reach_is_an_outcome() -> None:
 @pytest.mark.parametrize(
     "made", [lambda: random.Random(), lambda: np.random.default_rng(), lambda: np.random.RandomState()]
 )
-def test_a_generator_that_the_first_call_makes_is_chance_in_all_calls(made) -> None:
+@pytest.mark.parametrize("numba", [False, True])
+def test_a_generator_that_the_first_call_makes_is_chance_in_all_calls(made, numba, monkeypatch) -> None:
+    """With numba there, which compiles functions at their first call, that call is an ordinary one."""
     kept: list = []
+    monkeypatch.delitem(sys.modules, "numba", raising=False)
+    if numba:
+        monkeypatch.setitem(sys.modules, "numba", ModuleType("numba"))
 
     def coin():
         kept[:] = kept or [made()]

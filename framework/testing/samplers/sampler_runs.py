@@ -30,7 +30,7 @@ from draftwood.testing.samplers.sampler_errors import (
     raise_where_it_is_no_fault,
 )
 from draftwood.testing.samplers.single_precision import computes_in_float32
-from draftwood.testing.samplers.torch_randomness import RAISED, torch_randomness
+from draftwood.testing.samplers.torch_randomness import RAISED, followed_generators, torch_randomness
 from draftwood.testing.samplers.unseen_sources import source_of
 from draftwood.testing.samplers.used_generators import UsedGenerators
 
@@ -165,7 +165,7 @@ class CheckedSampler:
         if self.uniforms is None and "numba" in sys.modules and not self.calls:
             for _ in range(_REPEATS):
                 # An error comes again where the sampler is judged.
-                with kept_states(), contextlib.suppress(Exception):
+                with followed_generators(), kept_states(), contextlib.suppress(Exception):
                     self._emitted(draft.case)
 
     def look_again(self, possible: Sequence[Draft]) -> None:

@@ -89,6 +89,16 @@ def torch_randomness(rng: Randomness, *, used: UsedGenerators | None = None) -> 
         raise CannotEnumerate.made[0]
 
 
+@contextlib.contextmanager
+def followed_generators() -> Iterator[None]:
+    """Within it generators of Python and numpy are made as ones that a later `torch_randomness` follows.
+
+    They draw as the modules' functions do until then.
+    """
+    with replaced([one for one in _functions() if isinstance(one[2], type)]):
+        yield
+
+
 @functools.cache
 def _functions() -> list[tuple[Any, str, Callable[..., Any]]]:
     """Returns the functions that take the places of others, with the owner and the name of each.
