@@ -42,7 +42,7 @@ def names_head(name: str) -> bool:
 
 
 def drafter_of(name: str) -> tuple[str, dict[str, Any]] | None:
-    """The drafter that `name` stands for, and the options that it brings; None where it is a model.
+    """Returns the drafter of this name, and the options that it brings; None where it is a model.
 
     A registered drafter and a class or function `package.module:Name` bring none. A folder or hub name goes
     before both: one that holds a head, like the zoo's heads, is for the drafter whose `reads` says so.

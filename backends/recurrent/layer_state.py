@@ -16,7 +16,7 @@ from draftwood.backends.recurrent.arena import Arena
 from draftwood.backends.recurrent.passes import Pass, Standing, Text
 
 Vectors = tuple[Tensor, ...]
-"""What nodes keep, each `[rows, nodes, ...]`."""
+"""Vectors that nodes keep, each `[rows, nodes, ...]`."""
 
 
 class LayerState(ABC):

@@ -377,6 +377,10 @@ def test_quantised_caches_that_round_at_once_say_so():
 
     empty = hf.Cache(layers=[Rounded() for _ in range(target.config.num_hidden_layers)])
     refused(empty, "is quantised and would round .* ask for up to 1 new tokens")
+    call = {**OPTIONS, "max_new_tokens": 1, cache_name(target): empty, "custom_generate": loop()}
+    assert torch.equal(target.generate(ids, **call), target.generate(ids, **{**OPTIONS, "max_new_tokens": 1}))
+    with pytest.raises(InvalidInput, match="draft trees do not; leave it out"):
+        target.generate(ids, **call, prefill_chunk_size=2)  # the second piece reads the first one rounded
     if hasattr(cache_utils, "Fp8QuantizedLayer"):
         every = hf.QuantizedCache("fp8", config=target.config)
         refused(every, "ask for up to 1 new tokens")

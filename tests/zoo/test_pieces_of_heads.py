@@ -59,7 +59,7 @@ def test_a_half_that_adds_nothing_where_the_other_adds_much(
 
 @torch.no_grad()
 def test_pieces_of_parts_make_up_the_whole() -> None:
-    """What two halves of an MLP leave out is what the MLP adds, by its outputs and by its inner units."""
+    """Two halves of an MLP add together what all of it adds, by its outputs and by its inner units."""
     head = block_heads.random_head(block_heads.config(taps=(1, 3)))
     named = {part.name: part for part in parts_of(head, 3)}
     layers: list[Any] = list(head.layers)
