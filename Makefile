@@ -59,7 +59,7 @@ test-gguf: .venv/.ready-gguf
 
 test-openvino: .venv/.ready-openvino
 	@.venv/bin/python -m pytest --numprocesses=$(WORKERS) -m 'openvino and not thorough' \
-	  tests/backends/test_openvino.py tests/backends/test_kept_models.py tests/backends/test_bound_requests.py $(ARGS)
+	  tests/backends/test_openvino.py tests/backends/test_openvino_recurrent.py tests/backends/test_kept_models.py tests/backends/test_bound_requests.py $(ARGS)
 
 test-peers: .venv/.ready-peers
 	@.venv/bin/python -m pytest -m peers tests/peers $(ARGS)

@@ -21,6 +21,12 @@ _override: bool | None = None
 _logged: set[tuple[str, str]] = set()
 
 
+def traced() -> bool:
+    """Returns whether an engine's converter traces what runs, so that no shape of it is a number."""
+    # Unlike what it calls, this is a constant to torch.compile, which traces the callers too.
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined,no-untyped-call]
+
+
 def enabled() -> bool:
     """Returns whether kernels may run at all: what `kernels_enabled` says, else the environment."""
     if _override is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -15,28 +17,62 @@ from draftwood import TokenTree
 BOUNDS = (0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.98)
 """Bounds between the bins of a child's probability, given that its earlier siblings failed."""
 
-ASSUMED = (
-    (0.3, 0.35, 0.4, 0.6, 0.75, 0.85, 0.95, 0.98),
-    (0.05, 0.2, 0.4, 0.55, 0.65, 0.75, 0.85, 0.9),
-    (0.05, 0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.9),
+RANKS, BINS = 3, len(BOUNDS) + 1
+
+
+@attrs.frozen
+class AssumedRates:
+    """Rates of acceptance that are assumed before any child was judged, for a first, second and later child.
+
+    Attributes:
+        by_chance: by rank and bin of the child's probability.
+        by_rank: of a child whose probability is not known.
+    """
+
+    by_chance: tuple[tuple[float, ...], ...]
+    by_rank: tuple[float, float, float]
+
+    @cached_property
+    def arrays(self) -> tuple[Float[np.ndarray, " kinds"], Float[np.ndarray, " ranks"]]:
+        """Returns both as arrays, of which the first has a number for each rank and bin."""
+        return np.array(self.by_chance).reshape(-1), np.array(self.by_rank)
+
+
+LIKELIEST = AssumedRates(
+    (
+        (0.3, 0.3, 0.45, 0.65, 0.85, 0.95, 0.98, 0.99),
+        (0.05, 0.25, 0.5, 0.7, 0.75, 0.8, 0.85, 0.9),
+        (0.05, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+    ),
+    (0.7, 0.4, 0.3),
 )
-"""Assumed rates of acceptance of a first, second and later child by bin, before any was judged."""
+"""Rates of the likeliest tokens, at temperature 0."""
 
-USUAL = (0.65, 0.3, 0.15)
-"""Assumed rates of a first, second and later child whose probability is not known."""
+DRAWN = AssumedRates(
+    (
+        (0.55, 0.5, 0.45, 0.5, 0.5, 0.7, 0.9, 0.98),
+        (0.25, 0.2, 0.15, 0.15, 0.15, 0.2, 0.4, 0.7),
+        (0.15, 0.1, 0.1, 0.1, 0.1, 0.15, 0.3, 0.5),
+    ),
+    (0.6, 0.25, 0.12),
+)
+"""Rates of drawn tokens: the target often finds an unlikely one more likely than the draft does."""
 
-WEIGHT = 2.0
-"""Judged children that such an assumption counts for."""
+WEIGHT, ROW_WEIGHT = 2.0, 8.0
+"""Judged children that such an assumption counts for, and that the rate of all rows counts for in one's."""
 
 DEPTHS = 8
 """Depths whose first children are counted apart; deeper ones count with the last."""
 
-FIRST_WEIGHT = 4.0
-"""Judged first children of a depth that the assumption about them counts for."""
+FIRST_WEIGHT, FIRST_ROW_WEIGHT = 4.0, 12.0
+"""Judged first children of a depth that these count for."""
 
-RANKS, BINS = len(ASSUMED), len(BOUNDS) + 1
+KINDS = RANKS * BINS
 
-Counts = tuple[float, ...]
+PARTS = tuple(
+    slice(*of) for of in pairwise((0, KINDS, 2 * KINDS, 2 * KINDS + DEPTHS, 2 * KINDS + 2 * DEPTHS))
+)
+"""Places in `JudgedCounts.flat`: children by kind, accepted ones; first children by depth, accepted ones."""
 
 
 @attrs.frozen
@@ -56,20 +92,56 @@ class Judged:
     accepted: bool
 
 
-def judged_children(tree: TokenTree, path: Sequence[int], chances: Sequence[float]) -> Iterator[Judged]:
-    """Yields the children that a verifier judged on its way along an accepted path.
+def judged_children(tree: TokenTree, path: Sequence[int], chances: Sequence[float]) -> list[Judged]:
+    """Returns the children that a verifier judged on its way along an accepted path.
 
     Args:
         tree: that it judged.
         path: its accepted nodes, from the root on.
         chances: the draft's probability of every node but the root, given that its earlier siblings failed.
     """
-    accepted = set(path)
+    if not chances:
+        return []
+    accepted, found = set(path), list[Judged]()
     for depth, node in enumerate(path, start=1):
         for rank, child in enumerate(tree.children(node)):
-            yield Judged(depth, rank, chances[child - 1], child in accepted)
+            found.append(Judged(depth, rank, chances[child - 1], child in accepted))
             if child in accepted:
                 break
+    return found
+
+
+@attrs.frozen
+class JudgedCounts:
+    """Counts of judged children, each round's worth less than the next one's.
+
+    Attributes:
+        flat: children by rank and bin of their probability, then the accepted ones among them; first children
+            by depth, then the accepted ones among them. `2 * RANKS * BINS + 2 * DEPTHS` numbers.
+    """
+
+    flat: tuple[float, ...] = (0.0,) * (2 * KINDS + 2 * DEPTHS)
+
+    @cached_property
+    def array(self) -> Float[np.ndarray, " counts"]:
+        """Returns `flat` as an array."""
+        return np.array(self.flat)
+
+    def after(self, children: Iterable[Judged], *, faded: float) -> JudgedCounts:
+        """Returns the counts with these children, where all earlier ones count `faded` times as much."""
+        counts = [faded * count for count in self.flat]
+        for child in children:
+            kind = min(child.rank, RANKS - 1) * BINS + bisect(BOUNDS, child.chance)
+            counts[kind] += 1
+            counts[KINDS + kind] += child.accepted
+            if child.rank == 0:
+                first = 2 * KINDS + min(child.depth, DEPTHS) - 1
+                counts[first] += 1
+                counts[DEPTHS + first] += child.accepted
+        return JudgedCounts(tuple(counts))
+
+
+NOTHING_JUDGED = JudgedCounts()
 
 
 @attrs.frozen
@@ -77,49 +149,37 @@ class AcceptanceHistory:
     """Fading counts over the rounds of a row.
 
     Attributes:
-        judged: children, by rank and bin of their probability: `RANKS * BINS` numbers, flat.
-        accepted: the accepted ones among them.
-        first_judged: first children, by depth: `DEPTHS` numbers.
-        first_accepted: the accepted ones among them.
+        counts: of judged children.
         tokens: emitted.
         time: of the rounds, in rounds of ordinary decoding of the same rows.
-        faded: what the counts of children still count, after rounds in which none was judged.
+        faded: what `counts` still count, after rounds in which no child was judged.
+        undrafted: rounds in which the draft was not asked, since it was last.
     """
 
-    judged: Counts = (0.0,) * (RANKS * BINS)
-    accepted: Counts = (0.0,) * (RANKS * BINS)
-    first_judged: Counts = (0.0,) * DEPTHS
-    first_accepted: Counts = (0.0,) * DEPTHS
+    # The other numbers nearly always differ too, and a hash of all counts takes its time in every round.
+    counts: JudgedCounts = attrs.field(default=NOTHING_JUDGED, hash=False)
     tokens: float = 0.0
     time: float = 0.0
     faded: float = 1.0
+    undrafted: int = 0
 
     def after(
-        self, children: Iterable[Judged], *, tokens: int, time: float, memory: float
+        self, children: Sequence[Judged], *, tokens: int, time: float, memory: float, drafted: bool = True
     ) -> AcceptanceHistory:
-        """Returns the history after one more round; earlier rounds count `memory` times as much."""
-        judged_now, faded = list(children), memory * self.faded
+        """Returns the history after one more round; earlier rounds count `memory` times as much.
+
+        Args:
+            children: that were judged.
+            tokens: emitted.
+            time: of the round, in rounds of ordinary decoding.
+            memory: as above.
+            drafted: whether the draft was asked.
+        """
         tokens_now, time_now = memory * self.tokens + tokens, memory * self.time + time
-        counts = self.judged, self.accepted, self.first_judged, self.first_accepted
-        if not judged_now:  # of many rows without a tree, in every round
-            return AcceptanceHistory(*counts, tokens_now, time_now, faded)
-        judged, accepted, first_judged, first_accepted = ([faded * count for count in of] for of in counts)
-        for child in judged_now:
-            place = min(child.rank, RANKS - 1) * BINS + bisect(BOUNDS, child.chance)
-            judged[place] += 1
-            accepted[place] += child.accepted
-            if child.rank == 0:
-                depth = min(child.depth, DEPTHS) - 1
-                first_judged[depth] += 1
-                first_accepted[depth] += child.accepted
-        return AcceptanceHistory(
-            tuple(judged),
-            tuple(accepted),
-            tuple(first_judged),
-            tuple(first_accepted),
-            tokens_now,
-            time_now,
-        )
+        faded, undrafted = memory * self.faded, 0 if drafted else self.undrafted + 1
+        if not children:  # of many rows without a tree, in every round
+            return AcceptanceHistory(self.counts, tokens_now, time_now, faded, undrafted)
+        return AcceptanceHistory(self.counts.after(children, faded=faded), tokens_now, time_now)
 
 
 @attrs.frozen
@@ -166,27 +226,32 @@ class RowRates:
     doubt: Float[np.ndarray, " depths"]
 
     @classmethod
-    def of(cls, histories: Sequence[AcceptanceHistory]) -> RowRates:
+    def of(cls, histories: Sequence[AcceptanceHistory], assumed: AssumedRates) -> RowRates:
         """Returns each row's rates; where a row has judged little, they are nearly the rates of all rows."""
-        fields = ("judged", "accepted", "first_judged", "first_accepted")
-        faded = np.array([one.faded for one in histories])[:, None]
-        judged, accepted, tried, hit = (
-            faded * np.array([getattr(one, name) for one in histories]) for name in fields
-        )
-        judged, accepted = (of.reshape(-1, RANKS, BINS) for of in (judged, accepted))
-        by_chance = _rate(accepted.sum(0), judged.sum(0), np.array(ASSUMED), WEIGHT)
-        by_rank = _rate(accepted.sum((0, 2)), judged.sum((0, 2)), np.array(USUAL), WEIGHT)
-        by_depth, above = np.empty(DEPTHS), USUAL[0]
-        all_tried, all_hit = tried.sum(0), hit.sum(0)
-        for depth in range(DEPTHS):  # a depth that nobody has reached is like the one above it
-            by_depth[depth] = above = _rate(all_hit[depth], all_tried[depth], above, FIRST_WEIGHT)
+        assumed_by_chance, assumed_by_rank = assumed.arrays
+        counts = np.stack([one.counts.array for one in histories])
+        counts *= np.array([[one.faded] for one in histories])
+        judged, accepted, tried, hit = (counts[:, of] for of in PARTS)
+        by_kind = counts[:, : 2 * KINDS].reshape(-1, 2, RANKS, BINS)
+        judged_ranks, accepted_ranks = by_kind.sum(3).swapaxes(0, 1)
+        together = counts.sum(0)
+        by_chance = _rate(together[PARTS[1]], together[PARTS[0]], assumed_by_chance, WEIGHT)
+        by_rank = _rate(accepted_ranks.sum(0), judged_ranks.sum(0), assumed_by_rank, WEIGHT)
+        depths, above, all_tried = list[float](), assumed.by_rank[0], together[PARTS[2]]
+        for hits, tries in zip(together[PARTS[3]].tolist(), all_tried.tolist(), strict=True):
+            above = _rate(hits, tries, above, FIRST_WEIGHT)  # nobody has reached it: like the depth above
+            depths.append(above)
+        by_depth = np.array(depths)
         doubt = np.sqrt(by_depth * (1 - by_depth) / (all_tried + FIRST_WEIGHT))
-        if len(histories) == 1:
-            return cls(by_chance[None], by_rank[None], by_depth[None], doubt)
+        if len(histories) > 1:
+            by_chance = _rate(accepted, judged, by_chance, ROW_WEIGHT)
+            by_rank = _rate(accepted_ranks, judged_ranks, by_rank, ROW_WEIGHT)
+            by_depth = _rate(hit, tried, by_depth, FIRST_ROW_WEIGHT)
+        rows = len(histories)
         return cls(
-            _rate(accepted, judged, by_chance, WEIGHT),
-            _rate(accepted.sum(2), judged.sum(2), by_rank, WEIGHT),
-            _rate(hit, tried, by_depth, FIRST_WEIGHT),
+            by_chance.reshape(rows, RANKS, BINS),
+            by_rank.reshape(rows, RANKS),
+            by_depth.reshape(rows, DEPTHS),
             doubt,
         )
 
@@ -200,7 +265,8 @@ class RowRates:
 
         `optimism` says by how many.
         """
-        rates = self.by_depth[:, np.arange(depth).clip(max=DEPTHS - 1)]
+        deeper = [self.by_depth[:, -1:]] * max(depth - DEPTHS, 0)
+        rates = np.concatenate([self.by_depth[:, :depth], *deeper], axis=1)
         rates[:, :1] = np.minimum(rates[:, :1] + optimism * self.doubt[0], 1.0)
         return rates
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
 from typing import Any
 
 import attrs
@@ -11,13 +12,17 @@ import numpy as np
 from jaxtyping import Float
 
 from draftwood import Deterministic, PassCosts, Siblings
-from draftwood.strategies.acceptance_history import USUAL, AcceptanceHistory, AcceptanceRates, RowRates
+from draftwood.strategies.acceptance_history import AcceptanceHistory, AcceptanceRates, AssumedRates, RowRates
 
 OPTIMISM = 0.75
 """Standard errors by which a first node is thought better than it was, so that it is tried again."""
 
 ROUNDS = 3.0
 """Rounds that the assumed speed counts for, before any was reached."""
+
+
+CONTEXT = 16
+"""Tokens of a text within which passes cost the same."""
 
 
 @attrs.frozen
@@ -41,16 +46,17 @@ class NodeSlot:
     """Room for the next child of one node.
 
     Attributes:
+        judged: the estimated probability that the verifier comes to judge the child.
         value: the estimated probability that the child is accepted, known before its token is drawn; 0 where
             no token is left.
     """
 
-    __slots__ = ("_left", "_rates", "_reached", "_siblings", "value")
+    __slots__ = ("_left", "_rates", "_siblings", "judged", "value")
 
-    def __init__(self, siblings: Siblings, rates: AcceptanceRates, accepted: float) -> None:
+    def __init__(self, siblings: Siblings, accepted: float, rates: AcceptanceRates) -> None:
         """`accepted`: the estimated probability that the node itself is."""
         self._siblings, self._rates = siblings, rates
-        self._reached, self._left = accepted, 1.0  # by the verifier, and of the draft's distribution
+        self.judged, self._left = accepted, 1.0  # the latter of the draft's distribution
         self._estimate()
 
     def _estimate(self) -> None:
@@ -58,9 +64,9 @@ class NodeSlot:
         if weight <= 0:
             self.value = 0.0
         elif self._siblings.law is Deterministic:
-            self.value = self._reached * self._rates.known(rank, self._share(weight))
+            self.value = self.judged * self._rates.known(rank, self._share(weight))
         else:
-            self.value = self._reached * self._rates.unknown(rank)
+            self.value = self.judged * self._rates.unknown(rank)
 
     def _share(self, weight: float) -> float:
         return min(weight / self._left, 1.0) if self._left > 0 else 1.0
@@ -74,8 +80,8 @@ class NodeSlot:
         weight = self._siblings.chances[-1]
         chance = self._share(weight)
         rate = self._rates.known(rank, chance)
-        drawn = DrawnNode(parent, rank, chance, self._reached * rate)
-        self._left, self._reached = max(self._left - weight, 0.0), self._reached * (1 - rate)
+        drawn = DrawnNode(parent, rank, chance, self.judged * rate)
+        self._left, self.judged = max(self._left - weight, 0.0), self.judged * (1 - rate)
         self._estimate()
         return drawn
 
@@ -97,6 +103,13 @@ class LayerSlots:
         """Returns the value of the slot that is worth most; 0 where there is none."""
         return -self._waiting[0][0] if self._waiting else 0.0
 
+    def __iter__(self) -> Iterator[NodeSlot]:
+        return iter(self._slots)
+
+    def in_order(self) -> list[DrawnNode]:
+        """Returns the drawn nodes by parent and rank."""
+        return sorted(self.drawn, key=_parent_and_rank) if len(self.drawn) > 1 else self.drawn
+
     def draw(self) -> bool:
         """Draw one more node where it is worth most; whether there is one."""
         while self.value > 0:
@@ -107,6 +120,10 @@ class LayerSlots:
                 self.drawn.append(node)
                 return True
         return False
+
+
+def _parent_and_rank(node: DrawnNode) -> tuple[int, int]:
+    return node.parent, node.rank
 
 
 class PayingNodes:
@@ -122,8 +139,8 @@ class PayingNodes:
     Nothing that was drawn is dropped, and all that decides on a node is known before its token.
 
     Attributes:
-        rates: of acceptance, one per row.
         depth: layers at most.
+        rows: of the round.
         price: tokens that a second must bring.
         time: of the round so far, in rounds of ordinary decoding.
     """
@@ -132,6 +149,7 @@ class PayingNodes:
         self,
         histories: Sequence[AcceptanceHistory],
         costs: PassCosts,
+        assumed: AssumedRates,
         *,
         budget: int,
         depth: int,
@@ -142,24 +160,31 @@ class PayingNodes:
         Args:
             histories: of the rows.
             costs: of passes.
+            assumed: rates of acceptance before anything was judged.
             budget: nodes of a row at most, without the root.
             depth: layers at most.
             context: mean tokens of a row.
         """
-        rates = RowRates.of(histories)
-        self.rates, self.depth = rates.rows(), depth
-        at: dict[str, Any] = {"rows": len(histories), "context": context}
-        sizes = np.arange(1, budget + 2)
-        self._passes = costs.target(sizes, **at) + costs.rest_seconds(sizes, **at)
-        self._calls = costs.draft_seconds(sizes[:-1], **at)
-        self._first = rates.first(depth, optimism=OPTIMISM)
-        self.price = self._reached_rate(histories)
-        self._prices = self.price * _least_slopes(self._passes)
+        context = CONTEXT * round(context / CONTEXT)
+        self._rates, self.depth = RowRates.of(histories, assumed), depth
+        times = costs, budget, len(histories), context
+        self._passes, self._calls, slopes, rates = seconds(*times, assumed.by_rank[0])
+        self._assumed = float(rates[:depth].max(initial=1.0))  # tokens a round of ordinary decoding
+        self._first = self._rates.first(depth, optimism=OPTIMISM)
+        self._thought = float(self._first[:, 0].sum() / self._rates.by_depth[:, 0].sum()) if depth else 1.0
+        self.rows, self.price = len(histories), self._reached_rate(histories)
+        self._prices = self.price * slopes
         self._sizes = [0] * len(histories)
         self._leaves = [[1.0] for _ in histories]  # their probabilities of acceptance, the largest first
         self._offered: dict[int, LayerSlots] = {}
         self._layer, self._drafting, self.time = 0, 0.0, 1.0
+        self._paying = 0  # nodes that may be added to every row in the next layer
         self._width = self._paying_width()
+
+    @cached_property
+    def rates(self) -> list[AcceptanceRates]:
+        """Returns the rates of acceptance, one per row."""
+        return self._rates.rows()
 
     def width(self, layer: int) -> int:
         """Returns how many leaves of a row may get children in the layer after `layer`; 0 ends all trees.
@@ -175,50 +200,68 @@ class PayingNodes:
             self._width = self._paying_width()
         return self._width
 
-    def offer(self, row: int, slots: LayerSlots) -> None:
-        """Offer the slots of a row's next layer; they are drawn from when `width` of that layer is asked."""
+    def most_children(self, row: int) -> int:
+        """Returns how many children a node of a row may get in the next layer.
+
+        The values of a layer are about 1 together, and the largest come first. So the n-th node that is
+        added to all rows brings about 1/n a row, besides those that a smaller tree gets up to the largest.
+        """
+        size, largest = self._sizes[row], max(self._sizes)
+        return min(len(self._passes) - 1 - size, largest - size + 1 + self._paying)
+
+    def offer(self, row: int, opened: Sequence[Siblings], accepted: Sequence[float]) -> LayerSlots:
+        """Offer the slots of a row's next layer; they are drawn from when `width` of that layer is asked.
+
+        Args:
+            row: of the nodes.
+            opened: the siblings below every node.
+            accepted: the estimated probability that the verifier accepts it.
+        """
+        rates = self.rates[row]
+        slots = LayerSlots([NodeSlot(*node, rates) for node in zip(opened, accepted, strict=True)])
         self._offered[row] = slots
+        return slots
 
     def _reached_rate(self, histories: Sequence[AcceptanceHistory]) -> float:
         """Returns the tokens a second that were reached, and at least the rate of ordinary decoding."""
-        chains = np.arange(1, min(self.depth + 1, len(self._passes)))
-        tokens = 1 + np.cumsum(USUAL[0] ** chains)
-        times = (self._passes[chains] + chains * self._calls[0]) / self._passes[0]
-        assumed = float((tokens / times).max(initial=1.0))
-        emitted = sum(of.tokens for of in histories) + ROUNDS * assumed
+        emitted = sum(of.tokens for of in histories) + ROUNDS * self._assumed
         reached = emitted / (sum(of.time for of in histories) + ROUNDS)
         return max(reached, 1.0) * len(histories) / float(self._passes[0])
 
     def _draw(self) -> None:
         offered, self._offered = self._offered, {}
         paid, most = max(self._sizes), len(self._passes) - 1
-        least = {row: self._least_of_budget(row, floor=self._prices[paid] / len(offered)) for row in offered}
+        least = {
+            row: self._least_of_budget(row, slots, floor=self._prices[paid] / len(offered))
+            for row, slots in offered.items()
+        }
+        # A layer that was asked for since its first node was thought better than it was, is tried as well.
+        thought = 1.0 if paid else self._thought
         while True:
             for row, slots in offered.items():
-                while self._sizes[row] < paid and slots.value > least[row] and slots.draw():
+                while self._sizes[row] < paid and slots.value >= least[row] and slots.draw():
                     self._sizes[row] += 1
             values = sum(slots.value for slots in offered.values())
-            if paid == most or values <= max(self._prices[paid], sum(least.values())):
+            if paid == most or thought * values <= self._prices[paid] or values < sum(least.values()):
                 break
-            paid += 1
+            paid, thought = paid + 1, 1.0
         self._leaves = [[] for _ in self._sizes]
         for row, slots in offered.items():
             self._leaves[row] = sorted((node.accepted for node in slots.drawn), reverse=True)
 
-    def _least_of_budget(self, row: int, *, floor: float) -> float:
+    def _least_of_budget(self, row: int, offered: LayerSlots, *, floor: float) -> float:
         """Returns the least value of the nodes that a row's budget may be expected to hold at the end.
 
-        They are the best ones below its leaves if all children are accepted at the usual rates. A node of
-        this layer that is worth less would take the place of a better one further down. 0 where nodes
-        of no more than `floor` do not pay before the budget is spent.
+        They are the best ones of this layer and below it, if all children are accepted at the usual rates. A
+        node of this layer that is worth less would take the place of a better one further down. 0 where
+        nodes of no more than `floor` do not pay before the budget is spent.
         """
-        rates, room = self.rates[row], len(self._passes) - 1 - self._sizes[row]
-        # At most one node of a depth is accepted, so the values of a depth are at most 1 together.
-        if self.depth + 1 - self._layer <= room * floor:
+        room = len(self._passes) - 1 - self._sizes[row]
+        if self._most_value(row, offered, floor=floor) <= room * floor:
             return 0.0
-        leaves = self._leaves[row][: self._width]
+        rates = self.rates[row]
         # Of a slot: minus its value, the probability that it is judged, its rank and its depth.
-        slots = [(-leaf * rates.first(self._layer), leaf, 0, self._layer) for leaf in leaves]
+        slots = [(-slot.value, slot.judged, 0, self._layer) for slot in offered]
         heapq.heapify(slots)
         for taken in range(room):
             if not slots or -slots[0][0] <= floor:
@@ -232,10 +275,22 @@ class PayingNodes:
                 heapq.heappush(slots, (value * rates.first(depth + 1), -value, 0, depth + 1))
         return 0.0
 
+    def _most_value(self, row: int, offered: LayerSlots, *, floor: float) -> float:
+        """Returns at most what a row's coming nodes are worth together, of those worth more than `floor`."""
+        depths, rates = self.depth + 1 - self._layer, self.rates[row]
+        here = sum(slot.judged for slot in offered)
+        if floor <= 0:
+            return here * depths
+        # What a depth is worth of the one above: no more siblings than these can be worth `floor` each.
+        first, second, later = (1 - rates.unknown(rank) for rank in range(3))
+        below = 1 - min(first, 1 - max(rates.by_depth)) * second * later ** max(1 / floor - 2, 0)
+        return float(here * sum(below**depth for depth in range(depths)))
+
     def _paying_width(self) -> int:
         """Returns how many leaves of a row are opened next, if chains below them pay for their time."""
         size, left = max(self._sizes), self.depth - self._layer
-        most = min(max(map(len, self._leaves)), len(self._passes) - 1 - size)
+        room = len(self._passes) - 1 - size
+        most = min(max(map(len, self._leaves)), room)
         if most < 1 or left < 1:
             return 0
         accepted = np.array([(leaves + [0.0] * most)[:most] for leaves in self._leaves])
@@ -247,7 +302,33 @@ class PayingNodes:
         times = self._passes[np.where(fits, sizes, 0)] - self._passes[size] + layers * self._calls[widths - 1]
         gains = np.where(fits, tokens - self.price * times, -np.inf)
         best = int(gains.argmax())
-        return 1 + best // left if gains.flat[best] > 0 else 0
+        if gains.flat[best] <= 0:
+            return 0
+        least = float(self._prices[size:].min())
+        self._paying = room if least <= 0 else min(room, int(self._thought * self.rows / least))
+        return 1 + best // left
+
+
+@lru_cache(maxsize=64)
+def seconds(
+    costs: PassCosts, budget: int, rows: int, context: float, rate: float
+) -> tuple[
+    Float[np.ndarray, " sizes"],
+    Float[np.ndarray, " nodes"],
+    Float[np.ndarray, " sizes"],
+    Float[np.ndarray, " nodes"],
+]:
+    """Returns what is known before anything is drafted.
+
+    Seconds of rounds by the nodes of a row; of draft calls; the least slopes; and tokens of chains by their
+    length, in the time of a round without one, where `rate` of the tokens are accepted.
+    """
+    sizes, at = np.arange(1, budget + 2), dict[str, Any](rows=rows, context=context)
+    rounds = costs.target(sizes, **at) + costs.rest_seconds(sizes, **at)
+    calls = costs.draft_seconds(sizes[:-1], **at)
+    chains = sizes[:-1]
+    times = (rounds[chains] + chains * calls[0]) / rounds[0]
+    return rounds, calls, _least_slopes(rounds), (1 + np.cumsum(rate**chains)) / times
 
 
 def _least_slopes(times: Float[np.ndarray, " sizes"]) -> Float[np.ndarray, " sizes"]:

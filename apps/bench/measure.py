@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -112,6 +113,7 @@ class Measurer:
         if self._loaded is not None and self._loaded[0] == (pair, dtype):
             return self._loaded[1]
         self._loaded = None  # before the next ones take their memory
+        gc.unfreeze()
         self._writers.clear()
         self._warm.clear()
         loaded = load(self.plan, pair, dtype)
@@ -123,7 +125,13 @@ class Measurer:
                 self._check_lengths(name, models.context(loaded.target))
         for temperature in self.plan.temperatures:
             for spec in self.plan.contenders(temperature):
-                self._writers[spec.label, temperature] = writer(spec, loaded, temperature, self.plan.rows)
+                self._writers[spec.label, temperature] = writer(
+                    spec, loaded, temperature, self.plan.rows_in_passes
+                )
+        # Else Python searches all objects of the libraries for garbage now and then, and a fifth of a second
+        # is added to whichever text is being written.
+        gc.collect()
+        gc.freeze()
         self._loaded = (pair, dtype), loaded
         return loaded
 
@@ -363,8 +371,11 @@ def run(
     measurer = Measurer(plan, sets, folder.cells)
 
     def steps() -> Iterator[Cell]:
-        for cell in missing:
-            folder.add(cell.key, measurer.measure(cell))
-            yield cell
+        try:
+            for cell in missing:
+                folder.add(cell.key, measurer.measure(cell))
+                yield cell
+        finally:
+            gc.unfreeze()  # what `Measurer` froze
 
     return missing, steps()

@@ -22,6 +22,7 @@ from draftwood.apps.models.prompts import interleaved
 from draftwood.base.devices import default_device
 from draftwood.base.errors import InvalidInput, nearest
 from draftwood.base.validators import at_least
+from draftwood.decoding.measured_costs import rows_between
 from draftwood.distributions.sampling import check_temperature
 
 BUILT_IN = "built-in"
@@ -170,6 +171,11 @@ class BenchPlan:
     def by_itself(self) -> bool:
         """Whether every text is written by itself."""
         return self.rows == (1,) and not self.arrivals
+
+    @property
+    def rows_in_passes(self) -> tuple[int, ...]:
+        """Rows of the passes that are timed: as in the batches; for requests, smaller numbers as well."""
+        return tuple(rows_between(self.rows)) if self.arrivals else self.rows
 
     def patterns(self) -> list[tuple[str, float]]:
         """Returns every pattern of arrivals with a share of the capacity; 0 where it has its own rate.

@@ -12,7 +12,7 @@ from draftwood.apps.bench.writers import Text, Writer, writer
 from draftwood.apps.files.machine import device_name
 from draftwood.apps.models import by_name as models
 from draftwood.apps.models import drafters_by_name as drafters
-from draftwood.decoding.measured_costs import NODES, REST_ROUNDS
+from draftwood.decoding.measured_costs import NODES, REST_TOKENS
 
 _WARM = 4  # tokens that a candidate writes before it is timed
 CONTEXT = 128  # tokens after which passes are timed
@@ -78,7 +78,7 @@ def pass_costs(
     return measure_costs(
         loaded.target,
         None if loaded.draft is None else drafters.model_drafter(loaded),
-        nodes=[size for size in (*nodes, largest + 1) if context + size + 2 * REST_ROUNDS <= longest],
+        nodes=[size for size in (*nodes, largest + 1) if context + size + REST_TOKENS <= longest],
         rows=rows,
         contexts=(context,),
         tokens=tokens,

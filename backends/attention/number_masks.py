@@ -19,10 +19,6 @@ Masks = Tensor | dict[str, Tensor] | None
 """What `attention_mask=` takes: one mask, or one for every kind of layer; None for a model without any."""
 
 
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers of as many bytes as a number."""
-
-
 STANDING = 2**20
 """Numbers of a mask up to which it is a piece of a standing one."""
 
@@ -63,7 +59,7 @@ class NumberMasks:
     def arrays(self, inputs: PassInputs, room: Shape | None) -> Held:
         """Returns the slots that nodes see, by kind bool `[rows, 1, nodes, slots]`; text comes first.
 
-        Of a standing mask its bits, as integers, where all of the text is seen.
+        Of a standing mask its numbers, where all of the text is seen: bfloat16 as integers of the same bits.
         """
         exact, held = inputs.shape, Held()
         base, columns = exact.text, exact.columns
@@ -76,8 +72,8 @@ class NumberMasks:
                 if not (base <= one.text and all(map(le, visible.shape, one.size))):
                     one.make_room(visible.shape, text=base)
                 start, (rows, nodes, _) = one.text, visible.shape
-                one.bits[:rows, 0, :nodes, start : start + columns] = np.where(visible, 0, one.unseen)
-                held[name] = one.bits[:rows, :, :nodes, start - base : start + columns]
+                one.numbers[:rows, 0, :nodes, start : start + columns] = np.where(visible, 0, one.unseen)
+                held[name] = one.numbers[:rows, :, :nodes, start - base : start + columns]
                 continue
             if room is None:
                 visible = np.empty((len(bits), 1, exact.nodes, base + columns), np.bool_)
@@ -105,7 +101,10 @@ class NumberMasks:
         for kind, name in zip(self._kinds, self.names, strict=True):
             seen = visible[name]
             made = seen.dtype != torch.bool
-            masks[kind] = seen.view(self._seen.dtype) if made else torch.where(seen, self._seen, self._unseen)
+            if made:
+                masks[kind] = seen if seen.dtype == self._seen.dtype else seen.view(self._seen.dtype)
+            else:
+                masks[kind] = torch.where(seen, self._seen, self._unseen)
         if len(masks) > 1:
             return masks, ()
         return (masks[kind] if masks else None), ()
@@ -118,21 +117,22 @@ class _StandingMask:
     mask is valid until the next one.
 
     Attributes:
-        unseen: the bits of the number for a node that is not seen.
+        unseen: the number for a node that is not seen, or its bits.
         text: slots of a text, at most.
         size: rows, nodes, and columns of nodes, at most.
-        bits: `[rows, 1, nodes, text + columns]`.
+        numbers: `[rows, 1, nodes, text + columns]`.
     """
 
     def __init__(self, unseen: Tensor) -> None:
         """No room for any mask; they will hold `unseen`, a number, where nodes do not see a node."""
-        self.unseen = unseen.view(_INTEGERS[unseen.dtype.itemsize]).numpy()
+        # numpy has no bfloat16.
+        self.unseen = (unseen.view(torch.int16) if unseen.dtype == torch.bfloat16 else unseen).numpy()
         self.text, self.size = 0, (0, 0, 0)
-        self.bits = np.zeros((0, 1, 0, 0), self.unseen.dtype)
+        self.numbers = np.zeros((0, 1, 0, 0), self.unseen.dtype)
 
     def make_room(self, size: Sequence[int], *, text: int) -> None:
         """Have room for so many rows, nodes and columns after a text, and for what there was room for."""
         self.text = max(self.text, text + text // 2)
         rows, nodes, columns = map(max, size, self.size)
         self.size = rows, nodes, columns
-        self.bits = np.zeros((rows, 1, nodes, self.text + columns), self.unseen.dtype)
+        self.numbers = np.zeros((rows, 1, nodes, self.text + columns), self.unseen.dtype)

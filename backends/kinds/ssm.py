@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftwood.backends.kinds.packed import PackedBackend
+from draftwood.backends.model.runner import RunnerMaker
 from draftwood.backends.passes.capture import Capture
 from draftwood.backends.recurrent.rebuild import with_mixers
 from draftwood.backends.structure.masks import reaches
@@ -18,7 +19,13 @@ class RecurrentBackend(PackedBackend):
     """
 
     def __init__(
-        self, model: Any, *, chunk: int = 1024, snapshots: bool = False, capture: Capture = "off"
+        self,
+        model: Any,
+        *,
+        chunk: int = 1024,
+        snapshots: bool = False,
+        capture: Capture = "off",
+        runner: RunnerMaker | None = None,
     ) -> None:
         """Serve `model`; see `ModelBackend`.
 
@@ -27,6 +34,7 @@ class RecurrentBackend(PackedBackend):
             chunk: tokens a prefill pass takes at once.
             snapshots: keep a copy of every recurrent state for every node, as others do, for comparison.
             capture: whether and how passes over trees are captured; see `capture`.
+            runner: makes what runs passes, where they are not captured; None: they run as they are.
 
         Raises:
             InvalidInput: a model in training mode, or `chunk` below 1.
@@ -37,8 +45,16 @@ class RecurrentBackend(PackedBackend):
         module, states = with_mixers(model, snapshots=snapshots, standing=capture != "off")
         # A configuration of a recurrent family may name no recurrent layer.
         held = states if states.layers else None
-        super().__init__(model, module, kinds=kinds, states=held, chunk=chunk, capture=capture)
+        super().__init__(model, module, kinds=kinds, states=held, chunk=chunk, capture=capture, runner=runner)
         self._options["snapshots"] = snapshots
+
+    @property
+    def not_converted(self) -> str | None:
+        """Why an engine does not run its recurrent layers, following the model's name; None where one may."""
+        for layer in [] if self._states is None else self._states.layers:
+            if layer.not_converted is not None:
+                return f"has recurrent layers ({layer.name}, {type(layer).__name__}) {layer.not_converted}"
+        return None
 
     def _check_attention(self, model: Any, kinds: list[str]) -> None:
         """Refuse attention layers of these kinds where they are not served."""

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from draftwood.backends.kinds.packed import PackedBackend
+from draftwood.backends.kinds.ssm import RecurrentBackend
 from draftwood.backends.loading.captured_loading import objection
 from draftwood.backends.model.probe import disagreement
 from draftwood.backends.openvino.conversion import Weights
 from draftwood.backends.openvino.runner import OpenVinoRunner
-from draftwood.backends.recurrent.rebuild import recurrent_layers, reference
+from draftwood.backends.recurrent.rebuild import reference
 from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.protocols import StateBackend
 
@@ -41,7 +42,7 @@ def with_openvino(backend: StateBackend, *, weights: Weights | None = None) -> P
             'engine="openvino" needs the package openvino, which is not installed; '
             'run `pip install "draftwood[openvino]"`, or use engine="eager".'
         )
-    if (reason := _objection(backend)) is not None:
+    if (reason := _objection(backend, weights)) is not None:
         raise UnsupportedModel(f'{name} {reason}, so OpenVINO does not run it; load it with engine="eager".')
     kind: Any = type(backend)
     model = backend.model
@@ -59,14 +60,17 @@ def with_openvino(backend: StateBackend, *, weights: Weights | None = None) -> P
     return rounded
 
 
-def _objection(backend: StateBackend) -> str | None:
+def _objection(backend: StateBackend, weights: Weights | None) -> str | None:
     """Why OpenVINO does not run passes of `backend`, following the model's name; None where it may."""
     if backend.device.type != "cpu":
         return f"is on the {backend.device.type.upper()}"
     if (reason := objection(backend)) is not None:
         return reason
-    if recurrent_layers(backend.model.config):
-        return "has recurrent layers, whose states are not among the inputs of a converted pass"
+    if isinstance(backend, RecurrentBackend):
+        if weights is not None:
+            return f"has recurrent layers, which read prompts by torch, without weights={weights!r}"
+        if backend.not_converted is not None:
+            return backend.not_converted
     if backend.model.dtype not in (torch.float32, torch.bfloat16):
         return f"computes in {str(backend.model.dtype).removeprefix('torch.')}, not in float32 or bfloat16"
     if torch.is_autocast_enabled("cpu"):

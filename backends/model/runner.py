@@ -126,7 +126,7 @@ class AsItIs(Runner):
         cache, states = one.cache, one.states
         # The tree kernel reads a text from its beginning.
         masks, reads = (one.masks, None) if inputs.reads is None else (one.numbers, inputs.slots_read)
-        kept, arrays = None, inputs.arrays(masks)
+        kept, arrays = None, inputs.arrays(masks, there=one.device.type == "cpu")
         if inputs.wanted is not None:
             if not inputs.wanted or list(inputs.wanted) == [nodes - 1]:
                 kept = 1  # of the last ones
@@ -134,7 +134,8 @@ class AsItIs(Runner):
                 arrays["wanted"] = np.array(inputs.wanted, np.int64)
         tensors = send(arrays, one.device)
         if "tokens" not in tensors:
-            tensors["tokens"] = inputs.device_tokens(tensors, one.device)
+            tokens = inputs.tokens
+            tensors["tokens"] = tokens if tokens.is_cpu else inputs.device_tokens(tensors, one.device)
         start, stop = inputs.base + shape.old, inputs.base + shape.columns
         cache.write(inputs.above, inputs.above + rows, start=start, stop=stop, reads=reads)
         if states is not None:

@@ -208,18 +208,19 @@ class PassInputs:
         """Whether the tokens are."""
         return self.tokens.is_cpu
 
-    def arrays(self, masks: MaskArrays, room: Shape | None = None) -> Held:
+    def arrays(self, masks: MaskArrays, room: Shape | None = None, *, there: bool = False) -> Held:
         """All that the device reads, to be sent in one copy.
 
         Args:
             masks: the form in which it is told what nodes see.
+            there: whether the device is that of the tokens, which are left out if they need no other order.
             room: a shape that the arrays are padded to, for a captured pass; it also reads where the nodes
                 are written. None for a pass of exactly this shape.
         """
         held = masks.arrays(self, room)
         on_host, reordered = self.tokens.is_cpu, self.staged.columns is not None
         tokens: Ints | None = None
-        if on_host:
+        if on_host and (reordered or not there):
             tokens = self.tokens.numpy()
             if reordered:
                 tokens = tokens.reshape(-1)[self.staged.orders()["from call"]].reshape(tokens.shape)

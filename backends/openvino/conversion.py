@@ -132,14 +132,12 @@ def compressed(one: Converted, weights: Weights, *, dtype: torch.dtype) -> Conve
 
 
 def _open_sizes(function: PassFunction, example: tuple[Tensor, ...]) -> Sizes:
-    """Sizes of all inputs, of which rows, nodes, slots and wanted nodes are open."""
-    masks = 3 + len(function.kinds)
-    past = len(example) - len(function.past.buffers)
-    sizes = {}
-    for place, tensor in enumerate(example):
-        fixed = () if place < 3 else (1,) if place < masks else (0, 3) if place < past else (1, 3)
-        sizes[place] = [tensor.shape[axis] if axis in fixed else -1 for axis in range(tensor.dim())]
-    return sizes
+    """Sizes of all inputs, of which rows, nodes, slots, wanted nodes and older columns are open."""
+    inputs = enumerate(zip(example, function.fixed_axes, strict=True))
+    return {
+        place: [tensor.shape[axis] if axis in fixed else -1 for axis in range(tensor.dim())]
+        for place, (tensor, fixed) in inputs
+    }
 
 
 def _difference(

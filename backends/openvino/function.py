@@ -16,6 +16,7 @@ from draftwood.backends.model.content_digest import content_digest
 from draftwood.backends.model.features import Features
 from draftwood.backends.model.model_pass import ModelPass
 from draftwood.backends.openvino.given import APART, GivenCache, Pair, reading
+from draftwood.backends.openvino.recurrent import Given, Recurrent, Shown, has_foreign_mixers, states_of
 from draftwood.backends.openvino.rotary import Rotations
 from draftwood.backends.structure.layers import shared_copy
 from draftwood.base.errors import UnsupportedModel
@@ -23,8 +24,11 @@ from draftwood.base.errors import UnsupportedModel
 UNSEEN = -1e30
 """What masks add to the score of a key that a node does not see; a line of -inf would give NaN."""
 
-ROWS, NODES, SLOTS, WANTED = 2, 5, 7, 3
+ROWS, NODES, SLOTS, WANTED, OLD = 2, 5, 7, 3, 4
 """Sizes of an example, which all differ: a function that mistakes one for another gives itself away."""
+
+TREE = [0], [0, 1], [0, 2], [0, 1, 3], [0, 2, 4]
+"""For every node of an example, the nodes that it sees."""
 
 
 @attrs.frozen
@@ -85,13 +89,18 @@ class PassFunction(torch.nn.Module):
     - wanted, int64 `[wanted]`: the nodes whose logits are given;
     - for every kind of attention layer a mask, added to scores, float32 `[rows, 1, nodes, slots + nodes]`;
     - for every table of `rotations` cosines and sines, float32 `[2, rows, nodes, width]`;
-    - for every buffer of `past` its keys or values, `[rows, kv_heads, slots, head_dim]`.
+    - for every buffer of `past` its keys or values, `[rows, kv_heads, slots, head_dim]`;
+    - where layers are recurrent, the columns that a node sees, bool `[rows, nodes, old + nodes]`, and the
+      nodes that are tokens of a prompt, bool `[rows, nodes]`; then the committed states of all layers,
+      `[rows, ...]`, and all vectors of older columns, `[rows, old, ...]`.
 
-    It gives logits `[rows, wanted, vocab]`, features `[rows, nodes, width]` where they are read, and for
-    every arena of `past` the keys and values of the nodes, `[buffers, rows, kv_heads, nodes, head_dim]`.
+    It gives logits `[rows, wanted, vocab]`, features `[rows, nodes, width]` where they are read, for
+    every arena of `past` the keys and values of the nodes, `[buffers, rows, kv_heads, nodes, head_dim]`, and
+    for every kind of vectors the vectors of the nodes, `[layers, rows, nodes, ...]`.
 
     Attributes:
         past: what it reads.
+        recurrent: what its recurrent layers keep, once an example has shown it.
         rotations: cosines and sines that it is given.
         apart: whether attention reads past and new keys apart.
     """
@@ -109,9 +118,10 @@ class PassFunction(torch.nn.Module):
             UnsupportedModel: the model's attention cannot be exchanged, as `apart` needs.
         """
         super().__init__()
-        self._model = [one.module]  # not a submodule
+        self._model = [model]  # not a submodule
         module = shared_copy(one.module)
-        self.past, self.apart = Past.of(one.cache), apart
+        self.past, self.apart, self.recurrent = Past.of(one.cache), apart, Recurrent()
+        self._states, self._noted = states_of(module), False
         self.rotations = Rotations(module)
         # A loop over experts cannot be traced, and few compilers know how to multiply groups.
         _quietly(module, "set_experts_implementation", "batched_mm")
@@ -121,7 +131,7 @@ class PassFunction(torch.nn.Module):
         )
         if apart:
             _quietly(module, "set_attn_implementation", APART)
-            if module.config._attn_implementation != APART:
+            if one.kinds and module.config._attn_implementation != APART:
                 raise UnsupportedModel("its attention cannot be exchanged")
         if reader is not None:
             self._pass.reader = Features(module, reader.request)
@@ -140,29 +150,43 @@ class PassFunction(torch.nn.Module):
     def content(self) -> str | None:
         """Returns what tells it from the functions of other models; None where that is not known."""
         reader = self._pass.reader
-        if reader is not None and reader.request.through is not None:
+        if has_foreign_mixers(self.module) or (reader is not None and reader.request.through is not None):
             return None
         if (model := content_digest(self._model[0])) is None:
             return None
         asked = None if reader is None else reader.request
         tables = [table.described for table in self.rotations.tables]
-        return repr((type(self).__name__, model, self.past, self.kinds, self.apart, asked, tables))
+        kept = self.past, self.recurrent
+        return repr((type(self).__name__, model, kept, self.kinds, self.apart, asked, tables))
 
     def watched(self) -> AbstractContextManager[None]:
         """Inside it the function may be called, or traced."""
         reader = self._pass.reader
         return nullcontext() if reader is None else reader.watched()
 
+    @property
+    def fixed_axes(self) -> list[tuple[int, ...]]:
+        """The axes of every input whose sizes are the same in all passes."""
+        buffers, recurrent = len(self.past.buffers), self.recurrent
+        found: list[tuple[int, ...]] = [(), (), (), *[(1,)] * len(self.kinds)]
+        found += [(0, 3)] * len(self.rotations.tables) + [(1, 3)] * buffers
+        if recurrent.layers:
+            found += [(), ()]
+            for first, kinds in ((1, recurrent.states), (2, recurrent.vectors)):
+                found += [tuple(range(first, first + len(kind.sizes))) for kind in kinds]
+        return found
+
     def forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
         """One pass; see the class."""
-        masks, rotations, past = self.split(more)
-        found, added = self.step(tokens, positions, masks, rotations, past, wanted=wanted)
-        return *found, *self.past.stacked(added)
-
-    def split(self, more: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor], list[Pair | None]]:
-        """Returns masks, rotations and past keys and values, which follow each other in `more`."""
-        kinds, tables = len(self.kinds), len(self.rotations.tables)
-        return more[:kinds], more[kinds : kinds + tables], self.past.paired(more[kinds + tables :])
+        kinds, tables, buffers = len(self.kinds), len(self.rotations.tables), len(self.past.buffers)
+        parts = iter(more)
+        masks, rotations, past = ([next(parts) for _ in range(count)] for count in (kinds, tables, buffers))
+        given = None if self._states is None else Given(self._states, self.recurrent, list(parts))
+        with nullcontext() if given is None else given.read():
+            found, added = self.step(
+                tokens, positions, masks, rotations, self.past.paired(past), wanted=wanted
+            )
+        return *found, *self.past.stacked(added), *(() if given is None else given.stacked())
 
     def step(
         self,
@@ -180,7 +204,7 @@ class PassFunction(torch.nn.Module):
         cache = GivenCache(past, apart=self.apart, before=before)
         dtype = self.module.dtype
         by_kind = {kind: mask.to(dtype) for kind, mask in zip(self.kinds, masks, strict=True)}
-        mask: Any = by_kind if len(by_kind) > 1 else by_kind[self.kinds[0]]
+        mask: Any = by_kind if len(by_kind) > 1 else next(iter(by_kind.values()), None)
         with reading(cache), self._around:
             found = self._pass.forward(tokens, positions, mask, kept=wanted, cache=cache)
         return found, cache.added()
@@ -199,7 +223,7 @@ class PassFunction(torch.nn.Module):
         positions = torch.stack([SLOTS + depths, SLOTS - 2 + depths])
         mask = torch.full((ROWS, 1, NODES, SLOTS + NODES), UNSEEN)
         mask[0, ..., :SLOTS] = mask[1, ..., : SLOTS - 2] = 0.0
-        for node, seen in enumerate(([0], [0, 1], [0, 2], [0, 1, 3], [0, 2, 4])):
+        for node, seen in enumerate(TREE):
             mask[:, :, node, [SLOTS + other for other in seen]] = 0.0
         past = [
             torch.randn(ROWS, kind.heads, SLOTS, kind.dim, generator=draws).mul(0.3).to(kind.dtype)
@@ -207,15 +231,24 @@ class PassFunction(torch.nn.Module):
         ]
         fixed = tokens, positions, torch.tensor([0, 2, 4][:WANTED])
         masks = [mask] * len(self.kinds)
-        if not self.rotations.tables:
+        visible, prompts = _example_tree()
+        if not self._noted:
+            shown = None if self._states is None else Shown(self._states, visible[..., OLD:], prompts)
             self.rotations.note(positions)
             try:
-                with self.watched():
-                    self(*fixed, *masks, *past)
+                with self.watched(), nullcontext() if shown is None else shown.read():
+                    self.step(*fixed[:2], masks, (), self.past.paired(past), wanted=fixed[2])
             finally:
                 self.rotations.note(None)
+            self.recurrent = Recurrent() if shown is None else shown.recurrent()
+            self._noted = True
         given = [torch.from_numpy(t.at(positions.numpy(), longest=longest)) for t in self.rotations.tables]
-        return *fixed, *masks, *given, *past
+        if not self.recurrent.layers:
+            return *fixed, *masks, *given, *past
+        held = [kind.zeros(ROWS) for kind in self.recurrent.states]
+        held += [kind.zeros(ROWS, OLD) for kind in self.recurrent.vectors]
+        held = [torch.randn(one.shape, generator=draws).mul(0.3).to(one.dtype) for one in held]
+        return *fixed, *masks, *given, *past, visible, prompts, *held
 
 
 def _quietly(module: Any, method: str, choice: str) -> None:
@@ -228,3 +261,12 @@ def _quietly(module: Any, method: str, choice: str) -> None:
         pass
     finally:
         hf_logging.set_verbosity(loud)
+
+
+def _example_tree() -> tuple[Tensor, Tensor]:
+    """Returns what the example's nodes see of older columns and each other, and which are a prompt's."""
+    visible = torch.zeros(ROWS, NODES, OLD + NODES, dtype=torch.bool)
+    for node, seen in enumerate(TREE):
+        visible[:, node, [OLD + other for other in seen]] = True
+    visible[0, :, [0, 2, 3]] = visible[1, :, [0, 1]] = True
+    return visible, torch.arange(NODES).expand(ROWS, -1) < 1

@@ -91,12 +91,13 @@ class GivenCache(Cache):
             apart: whether attention reads past and new keys apart.
             before: what passes before this one have added, if that is in no slot of `past` yet.
         """
-        like = next(pair for pair in past if pair is not None)
+        # Where no layer keeps any, none is asked for them.
+        like: Any = next((pair for pair in past if pair is not None), None)
         self._keeps = [pair is not None for pair in past]
         added = iter(before or ())
         self._given = [
             GivenLayer(
-                like if pair is None else pair,
+                pair or like,
                 before=next(added) if before is not None and pair is not None else None,
                 apart=apart,
             )

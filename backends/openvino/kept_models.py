@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.base.machine_faults import machine_fault
+from draftwood.kernels import support
 from draftwood.trees import level_plan
 
 log = logging.getLogger(__name__)
@@ -54,8 +55,8 @@ def key_of(parts: Iterable[object]) -> str:
 def _code() -> str:
     """A digest of the code that makes functions of models, and of the versions of what converts them."""
     made = hashlib.sha256()
-    backends = Path(__file__).parents[1]
-    for file in [*sorted(backends.rglob("*.py")), Path(level_plan.__file__)]:
+    backends, kernels = Path(__file__).parents[1], Path(support.__file__).parent
+    for file in [*sorted(backends.rglob("*.py")), *sorted(kernels.rglob("*.py")), Path(level_plan.__file__)]:
         made.update(file.read_bytes())
     for name in _PACKAGES:
         try:

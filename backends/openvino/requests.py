@@ -7,6 +7,7 @@ smaller is padded with nodes that only see themselves.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_
 from typing import Any
 
 import attrs
@@ -21,6 +22,7 @@ from draftwood.backends.nodes.region import Ints, unpacked
 from draftwood.backends.openvino.bound_request import BoundRequest
 from draftwood.backends.openvino.conversion import Converted, as_engine
 from draftwood.backends.openvino.function import UNSEEN
+from draftwood.backends.recurrent.states import States
 
 NODES = (*range(1, 10), 12, 16, 17, 24, 32, 33, 48, 64, 65)
 """Nodes of the small shapes; trees of 8, 16, 32 and 64 nodes have a root besides."""
@@ -54,12 +56,14 @@ class RequestShape:
         nodes: of every row, padding included.
         slots: of the buffers, all of which are read; 0 for a prompt, which has nothing before it.
         wanted: nodes whose logits are given.
+        old: columns before the nodes, of which recurrent layers read what they keep; at least 1.
     """
 
     rows: int
     nodes: int
     slots: int
     wanted: int
+    old: int = 0
 
 
 class Bound:
@@ -91,7 +95,7 @@ class Bound:
     def is_of(self, cache: RowCache, *, above: int, rows: int) -> bool:
         """Whether these are the buffers of those rows still."""
         key = above, rows, [arena.data_ptr() for arena in cache.arenas], cache.plan.slots
-        return key == self._key and cache.arenas[0] is self._kept[1][0]
+        return key == self._key and all(map(is_, cache.arenas, self._kept[1]))
 
 
 class Request:
@@ -121,17 +125,24 @@ class Request:
         self.masks = [np.full((rows, 1, nodes, slots + nodes), UNSEEN, np.float32) for _ in function.kinds]
         tables = function.rotations.tables
         self.rotations = [np.zeros(table.shape(rows, nodes), np.float32) for table in tables]
+        self.visible = np.zeros((rows, nodes, shape.old + nodes), np.bool_)
+        self.prompts = np.zeros((rows, nodes), np.bool_)
         inputs = [self.tokens, self.positions, self.wanted, *self.masks, *self.rotations]
-        for place, array in enumerate(inputs):
-            self._request.read(place, as_engine(torch.from_numpy(array)))
         self._past = len(inputs)
+        self._states = self._past + len(function.past.buffers) + 2
+        self._none = [kind.zeros(rows, shape.old) for kind in function.recurrent.vectors]
+        places = dict(enumerate(inputs))
+        if function.recurrent.layers:
+            places |= {self._states - 2: self.visible, self._states - 1: self.prompts}
+        for place, array in places.items():
+            self._request.read(place, as_engine(torch.from_numpy(array)))
         self._bound: Bound | None = None
         self._nodes = -1  # as many as the padding of the last pass left
         self.added = []
-        first = 2 if function.reads_features else 1
+        self._first = 2 if function.reads_features else 1
         for place, kind in enumerate(function.past.arenas):
             tensor = function.past.added(kind, rows=rows, nodes=nodes)
-            self._request.write(first + place, as_engine(tensor))
+            self._request.write(self._first + place, as_engine(tensor))
             self.added.append(as_numpy(tensor))
 
     def fill(self, inputs: PassInputs, *, longest: int | None) -> None:
@@ -142,22 +153,33 @@ class Request:
         if nodes != self._nodes:
             self._nodes = nodes
             self.tokens[:, nodes:] = self.positions[:, nodes:] = 0
+            self.visible[...] = self.prompts[...] = False
+            self.visible[:, :, self.shape.old :] = np.eye(self.shape.nodes, dtype=np.bool_)
             for mask in self.masks:
                 mask[:, :, nodes:] = UNSEEN
                 own = np.arange(nodes, self.shape.nodes)
                 mask[:, :, own, slots + own] = 0.0
+        if inputs.prompts is not None:
+            # Where there are no older columns, the first one is seen by nobody.
+            start = self.shape.old - inputs.shape.old
+            self.visible[:, :nodes, :start] = False
+            self.visible[:, :nodes, start : self.shape.old + nodes] = inputs.staged.visible
+            self.prompts[:, :nodes] = inputs.prompts
         function = self._one.function
         for kind, mask in zip(function.kinds, self.masks, strict=True):
             see(mask[:, 0, :nodes], inputs, kind, slots=slots)
         for table, held in zip(function.rotations.tables, self.rotations, strict=True):
             table.write(self.positions, held, longest=longest)
 
-    def run(self, bound: Bound, wanted: Sequence[int] | None = None) -> tuple[Tensor, Tensor | None]:
+    def run(
+        self, bound: Bound, wanted: Sequence[int] | None = None, *, states: States | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Run the pass over these buffers: logits `[rows, wanted, vocab]`, and features, if they are read.
 
         Args:
             bound: buffers with the rows and slots of the shape.
             wanted: nodes whose logits are given; None: all.
+            states: of recurrent layers, which take over what the nodes keep; None: none are recurrent.
         """
         request, shape, dtype = self._request, self.shape, self._one.dtype
         if self._bound is not bound:
@@ -173,8 +195,26 @@ class Request:
         if self._one.function.reads_features:
             features = torch.empty(shape.rows, shape.nodes, self._width, dtype=dtype)
             request.write(1, as_engine(features))
-        request.run()
+        if states is None:
+            request.run()
+        else:
+            self._run_recurrent(states)
         return logits, features
+
+    def _run_recurrent(self, states: States) -> None:
+        """Run the pass over `states`, whose layers then have what its nodes keep."""
+        request, shape, recurrent = self._request, self.shape, self._one.function.recurrent
+        old = [vector for layer in states.layers for vector in layer.nodes] or self._none
+        # The list keeps alive what OpenVINO reads.
+        read = [tensor.contiguous() for tensor in (*states.committed, *old)]
+        for place, tensor in enumerate(read, self._states):
+            request.read(place, as_engine(tensor))
+        stacks = recurrent.room(rows=shape.rows, nodes=shape.nodes)
+        for place, tensor in enumerate(stacks, self._first + len(self.added)):
+            request.write(place, as_engine(tensor))
+        request.run()
+        for layer, kept in zip(states.layers, recurrent.unstacked(stacks), strict=True):
+            layer.stage(tuple(one[:, : self._nodes] for one in kept))
 
     def keep(self, bound: Bound, *, start: int, stop: int) -> None:
         """Write the keys and values of the nodes into slots `[start, stop)`."""

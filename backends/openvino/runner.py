@@ -27,14 +27,19 @@ from draftwood.backends.openvino.requests import (
     nodes_of,
     slots_of,
 )
+from draftwood.backends.recurrent.states import States
 from draftwood.base.errors import UnsupportedModel
 from draftwood.base.machine_faults import machine_fault
+from draftwood.kernels.lru_tree.traced import DEEPEST
 from draftwood.trees.level_plan import LevelPlan
 
 log = logging.getLogger(__name__)
 
 RECENT = 3
 """Passes whose nodes are remembered: after as many, padding has cost more than a change of shape."""
+
+COLUMNS = 65
+"""Uncommitted nodes that recurrent layers may see: the delta rule inverts a matrix of that size per head."""
 
 SLACK = 8
 """Nodes of padding that may take less time than a change of shape."""
@@ -107,7 +112,11 @@ class OpenVinoRunner(Runner):
                     "by OpenVINO with rounded weights; load the model without weights=."
                 )
             return self._as_it_is.run(inputs)
-        if not cache.settled or inputs.staged.columns is not None or not inputs.on_host:
+        states = self._pass.states
+        if states is not None and not self._converts(states, inputs):
+            return self._as_it_is.run(inputs)
+        settled = cache.settled or not self._pass.kinds
+        if not settled or inputs.staged.columns is not None or not inputs.on_host:
             if self._weights is None:
                 return self._as_it_is.run(inputs)
             # Other weights than the model's: its pass only shows what layers keep.
@@ -120,22 +129,32 @@ class OpenVinoRunner(Runner):
         nodes = exact.nodes if reads else self._steady(nodes_of(exact.nodes))
         wanted = inputs.wanted if inputs.wanted or inputs.wanted is None else [exact.nodes - 1]
         # A prompt has nothing before it, and attention over slots that nobody sees takes long.
-        slots = cache.plan.slots if inputs.start else 0
-        shape = RequestShape(exact.rows, nodes, slots, nodes if wanted is None else len(wanted))
+        slots = cache.plan.slots if inputs.start and self._pass.kinds else 0
+        old = 0 if states is None else max(exact.old, 1)  # OpenVINO multiplies no empty matrices
+        shape = RequestShape(exact.rows, nodes, slots, nodes if wanted is None else len(wanted), old)
         new = partial(Request, one, shape, vocab=self._vocab, width=one.width)
         request = self._reading_request(shape, new) if reads else self._request(shape, new)
         request.fill(inputs, longest=self._longest)
-        logits, features = request.run(bound, wanted)
+        logits, features = request.run(bound, wanted, states=states)
+        if states is not None and not inputs.keep:
+            states.forget()
         request.keep(bound, start=inputs.start, stop=inputs.stop)
         if nodes != exact.nodes:
             logits = logits if wanted is not None else logits[:, : exact.nodes]
             features = None if features is None else features[:, : exact.nodes]
         return logits, features
 
+    @staticmethod
+    def _converts(states: States, inputs: PassInputs) -> bool:
+        """Whether the converted pass runs these inputs of recurrent layers: trees, and no text."""
+        is_tree = inputs.texts is None and inputs.shape.columns <= COLUMNS
+        return is_tree and states.shown and int(inputs.staged.depths.max()) < DEEPEST
+
     @property
     def grows(self) -> bool:
-        """Whether all levels can run in one call: not before a first pass, nor where features are read."""
-        return self._pass.cache.settled and self._pass.reader is None and not self._by_level
+        """Whether all levels can run in one call, which reads no features and has no recurrent layers."""
+        one = self._pass
+        return one.cache.settled and one.states is None and one.reader is None and not self._by_level
 
     def grow(
         self,

@@ -36,8 +36,8 @@ from draftwood.backends.nodes.region import Ints
 from draftwood.backends.nodes.staging import send
 from draftwood.backends.passes.captured_graph import Compiler, Graph
 from draftwood.backends.passes.captured_levels import LevelsShape
-from draftwood.backends.recurrent.passes import Standing
 from draftwood.backends.recurrent.states import Chosen
+from draftwood.backends.recurrent.traced import Standing
 from draftwood.base.errors import UnsupportedModel
 from draftwood.trees.level_plan import LevelPlan
 
@@ -246,10 +246,10 @@ class Captured(Runner):
         def run(tensors: Inputs) -> tuple[Tensor, ...]:
             if states is not None:
                 seen, prompts, columns = tensors["seen"], tensors["prompts"], tensors["columns"]
-                states.standing = Standing(seen, prompts, columns, old=shape.old)
+                states.traced = Standing(seen, prompts, columns, old=shape.old)
             found = one(tensors, shape, masks)
             if states is not None:
-                states.standing = None
+                states.traced = None
             return tuple(found)
 
         return self._new(run, _named(shape), arrays, masks)

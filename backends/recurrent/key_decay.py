@@ -14,6 +14,7 @@ from draftwood.backends.recurrent.layer_state import LayerState, Vectors, grown
 from draftwood.backends.recurrent.mixer import Mixer, precise
 from draftwood.backends.recurrent.passes import Pass
 from draftwood.backends.recurrent.states import States
+from draftwood.kernels.gated_delta_tree.reference import solved
 
 
 class KeyDecayState(LayerState):
@@ -26,6 +27,10 @@ class KeyDecayState(LayerState):
     """
 
     traceable = False
+
+    @property
+    def not_converted(self) -> None:
+        """None: such passes are not captured, but no shape or loop in them depends on a value."""
 
     def blank(self, new: Vectors) -> Tensor:
         """Zeros."""
@@ -80,11 +85,8 @@ class KeyDecayDeltaState(KeyDecayState):
         first = known.shape[1]
         wanted = rates * (values - _carried(state, key, total) - _weighed(seen[..., :first], known))
         # Ancestors come first, so that the system is triangular; a node itself is on its diagonal.
-        system = rates.transpose(1, 2) * seen[..., first:].tril(-1)
-        solved = torch.linalg.solve_triangular(
-            system, wanted.transpose(1, 2), upper=False, unitriangular=True
-        )
-        deltas = solved.transpose(1, 2)
+        system = rates.transpose(1, 2) * seen[..., first:]
+        deltas = solved(system, wanted.transpose(1, 2)).transpose(1, 2)
         among = _products(queries, decayed)
         out = _carried(state, queries, total) + _weighed(among, torch.cat([known, deltas], 1))
         return out, (key, deltas, decay)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from draftwood.backends.recurrent.arena import Arena
-from draftwood.backends.recurrent.passes import Pass, Standing, Text
+from draftwood.backends.recurrent.passes import Pass, Text
 
 Vectors = tuple[Tensor, ...]
 """Vectors that nodes keep, each `[rows, nodes, ...]`."""
@@ -49,6 +49,11 @@ class LayerState(ABC):
         self._joining: Tensor | None = None
         # The state before any token, `[1, ...]`, once a pass has shown its shape.
         self._start: Tensor | None = None
+
+    @property
+    def not_converted(self) -> str | None:
+        """Why no engine runs passes of such layers, following that word; None where one may."""
+        return None if self.traceable else "whose passes go from level to level of a tree"
 
     @abstractmethod
     def blank(self, new: Vectors) -> Tensor:
@@ -87,17 +92,6 @@ class LayerState(ABC):
         if self.committed is None:
             self.committed = self.begin_state(new)
         out, self._staged = self.attend(self.committed, self.nodes, new, now)
-        return out
-
-    def run_standing(self, new: Vectors, now: Standing) -> Tensor:
-        """Outputs of the nodes of a captured pass, whose vectors go into the arena; for tracing."""
-        assert self.arena is not None
-        vectors = self.arena.vectors
-        old = tuple([vector[:, : now.old] for vector in vectors]) if now.old else ()
-        out, kept = self.attend(self.arena.state, old, new, now.now)
-        for place, vector in zip(vectors, kept, strict=True):
-            # Autocast may have made them narrower.
-            place.index_copy_(1, now.columns, vector.to(place.dtype))
         return out
 
     def shown(self, new: Vectors) -> Arena:
@@ -146,6 +140,10 @@ class LayerState(ABC):
         if self.committed is None or len(self.committed) != rows:
             self.committed = self.arena.state[:rows]
         return self.committed
+
+    def stage(self, new: Vectors) -> None:
+        """Take over what the nodes of a pass keep that ran elsewhere."""
+        self._staged = new
 
     def accept(self) -> None:
         """The pass succeeded: its nodes stay."""

@@ -103,7 +103,7 @@ class Mamba2Mixer(Mixer):
     def _clamped(self, step: Tensor) -> Tensor:
         if self._limits is None:
             return step
-        clamped, prompts = step.clamp(*self._limits), self._states.prompts(step.device)
+        clamped, prompts = step.clamp(*self._limits), self.states.prompts(step.device)
         return clamped if prompts is None else torch.where(prompts.unsqueeze(2), clamped, step)
 
     def _project(self, hidden_states: Tensor) -> Any:

@@ -20,20 +20,21 @@ class Mixer(torch.nn.Module):
 
     Attributes:
         original: the model's own layer, which is not called as a whole.
+        states: of all recurrent layers of the model.
     """
 
     def __init__(self, original: Any, states: States) -> None:
         super().__init__()
         self.original = original
-        self._states = states
+        self.states = states
 
     def keeps(self, layer: LayerState) -> LayerState:
         """Keep `layer` for every row; returns what to `run`."""
-        return self._states.add(layer)
+        return self.states.add(layer)
 
     def run(self, layer: LayerState, *new: Tensor) -> Tensor:
         """Returns the outputs of `layer` for the pass's nodes, from `new`; all are `[rows, nodes, ...]`."""
-        return self._states.run(layer, *new)
+        return self.states.run(layer, *new)
 
     def unmasked(self, values: Tensor) -> Tensor:
         """Returns `values` `[rows, nodes, ...]` with zeros for tokens that the mask of a prompt hides.
@@ -41,7 +42,7 @@ class Mixer(torch.nn.Module):
         Such a token still takes its step, as in transformers' layers, which read zeros for it. A mixer calls
         this where its original does.
         """
-        return self._states.unmasked(values)
+        return self.states.unmasked(values)
 
 
 def precise(tensor: Tensor) -> Tensor:

@@ -106,16 +106,3 @@ class Text:
                 chain = Pass(visible.expand(rows, n, n))
             pieces.append((chain, kept))
         return pieces
-
-
-class Standing:
-    """The tensors that the layers of a captured pass share, for tracing.
-
-    Attributes:
-        now: who sees whom, among the first `old` columns and the new nodes after them.
-        columns: of the new nodes, int64 `[nodes]`.
-        old: columns that are read besides, and may be anything where no node sees them.
-    """
-
-    def __init__(self, visible: Tensor, prompts: Tensor, columns: Tensor, *, old: int) -> None:
-        self.now, self.columns, self.old = Pass(visible, prompts), columns, old

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 from draftwood.backends.nodes.region import Accepted
 from draftwood.backends.recurrent.arena import Arena
 from draftwood.backends.recurrent.layer_state import LayerState
-from draftwood.backends.recurrent.passes import Pass, Standing, Text
+from draftwood.backends.recurrent.passes import Pass, Text
+from draftwood.backends.recurrent.traced import Traced
 from draftwood.base.errors import InvalidDistribution
 from draftwood.kernels.transfer import sent
 
@@ -27,7 +29,7 @@ class States:
         layers: in the order in which they run.
         may_overflow: whether states are looked at for infinities before they are taken over, which costs an
             accelerator one stall a commit. For half precision with five bits of exponent.
-        standing: what the layers of a captured pass share, while that is traced.
+        traced: what the layers read and leave in a pass, while that is traced.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class States:
         """
         self.layers: list[LayerState] = []
         self.may_overflow = False
-        self.standing: Standing | None = None
+        self.traced: Traced | None = None
         self._arenas: dict[LayerState, Arena] | None = {} if standing else None
         self._size = (0, 0)
         self._wrap = wrap
@@ -57,8 +59,8 @@ class States:
 
     def run(self, layer: LayerState, *new: Tensor) -> Tensor:
         """Returns the mixer's outputs for the inputs of `layer` in the current pass."""
-        if self.standing is not None:
-            return layer.run_standing(new, self.standing)
+        if self.traced is not None:
+            return self.traced.run(layer, new)
         if self._arenas is not None and layer not in self._arenas:
             self._arenas[layer] = layer.shown(new)
         if self._now is None:
@@ -68,6 +70,30 @@ class States:
         if not self._keep:
             layer.forget()
         return out
+
+    @contextmanager
+    def traced_by(self, traced: Traced) -> Iterator[None]:
+        """Inside it layers run by `traced`."""
+        self.traced = traced
+        try:
+            yield
+        finally:
+            self.traced = None
+
+    @property
+    def committed(self) -> list[Tensor]:
+        """The committed states of the layers that have one: all, once rows have joined or a pass has run."""
+        return [layer.committed for layer in self.layers if layer.committed is not None]
+
+    @property
+    def shown(self) -> bool:
+        """Whether all layers have a committed state."""
+        return len(self.committed) == len(self.layers)
+
+    def forget(self) -> None:
+        """Forget the nodes of the pass."""
+        for layer in self.layers:
+            layer.forget()
 
     @property
     def settled(self) -> bool:
@@ -120,7 +146,7 @@ class States:
 
     def unmasked(self, values: Tensor) -> Tensor:
         """Returns `values` `[rows, nodes, ...]` of the pass, with zeros for tokens that a prompt hides."""
-        if self.standing is not None or self._now is not None or self._text is None:
+        if self.traced is not None or self._now is not None or self._text is None:
             return values
         mask = self._text.on(values.device).mask
         return values if mask is None else torch.where(mask.unsqueeze(2), values, 0.0)
@@ -141,8 +167,8 @@ class States:
 
     def prompts(self, device: torch.device) -> Tensor | None:
         """Returns which nodes of the pass belong to a prompt, bool `[rows, nodes]`; None if all do."""
-        if self.standing is not None:
-            return self.standing.now.prompts
+        if self.traced is not None:
+            return self.traced.now.prompts
         if self._now is None:
             return None if self._reads_prompt else torch.zeros(1, 1, dtype=torch.bool, device=device)
         return self._now.on(device).prompts

@@ -35,7 +35,7 @@ def families(
     limit: Annotated[float, typer.Option(help="Seconds a family may take.", min=1)] = 180,
     jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
     engine: Annotated[
-        str, typer.Option(help="eager, or openvino: then the families that the mask backend supports.")
+        str, typer.Option(help="eager, or openvino: then the families whose trees are one pass.")
     ] = "eager",
     output: Annotated[
         Path | None,
@@ -55,7 +55,7 @@ def families(
         raise InvalidInput(f"--engine is {engine!r}; give eager or openvino.")
     if output is None:
         output = TABLE if engine == "eager" else TABLE.with_name("families-openvino.csv")
-    chosen = names or ([*all_families(), *VARIANTS] if engine == "eager" else _masked())
+    chosen = names or ([*all_families(), *VARIANTS] if engine == "eager" else _of_one_pass())
     if not names:
         output.unlink(missing_ok=True)
 
@@ -152,10 +152,11 @@ def _send(to: Connection, name: str, look: Callable[[str], Any]) -> None:
         to.send(look(name))
 
 
-def _masked() -> list[str]:
-    """The families that the table of eager passes has by the mask backend."""
+def _of_one_pass() -> list[str]:
+    """The families whose trees are one pass, by the table of eager passes."""
+    backends = "TransformerBackend", "SSMBackend", "HybridBackend"
     with TABLE.open(newline="", encoding="utf-8") as file:
-        return [row["family"] for row in csv.DictReader(file) if row["backend"] == "TransformerBackend"]
+        return [row["family"] for row in csv.DictReader(file) if row["backend"] in backends]
 
 
 @contextlib.contextmanager

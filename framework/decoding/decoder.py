@@ -15,14 +15,14 @@ from torch import Tensor
 
 from draftwood.base.errors import IncompatibleModels, InvalidInput, stop_iteration_as_it_is
 from draftwood.decoding.generation import Generation, PartialGeneration
-from draftwood.decoding.kept_text import Turn
+from draftwood.decoding.kept_text import Turn, renew
 from draftwood.decoding.loop import RoundLoop
 from draftwood.decoding.model_defaults import ModelDefaults
 from draftwood.decoding.new_rows import NewRows, checked_count
 from draftwood.decoding.prompts import as_prompts, check_prompts, left_padded
 from draftwood.decoding.round_records import Round, Statistics, TokenDetails
 from draftwood.decoding.row_settings import RowSettings
-from draftwood.decoding.session import Session, renew
+from draftwood.decoding.session import Session
 from draftwood.decoding.stopping import CriteriaBatch, stop_string_criteria
 from draftwood.decoding.text_options import TextOptions, check_names
 from draftwood.distributions.constraints import Constraint

@@ -16,6 +16,7 @@ from draftwood.base.model_key import ModelKey
 from draftwood.decoding.batch_row import BatchRow
 from draftwood.decoding.given_cache import GivenCache
 from draftwood.decoding.loop import RoundLoop
+from draftwood.protocols import Drafter, StateBackend
 from draftwood.protocols.vocabulary import unfitted
 
 
@@ -134,3 +135,17 @@ class Turn:
     past: KeptText | GivenCache | None = None
     pictured: bool = False
     kept: KeptText | None = attrs.field(default=None, init=False)
+
+
+def renew(target: StateBackend, drafter: Drafter, *, past: KeptText | GivenCache | None = None) -> None:
+    """Let backends that hold no rows take up changes of their models (law R).
+
+    States that were kept after an earlier call are released, except for the states of `past` if they are
+    current.
+    """
+    backends = (target, *drafter.backends)
+    current = isinstance(past, KeptText) and past.current()
+    locks.drop_of((drafter, *backends), but=past.hold if isinstance(past, KeptText) and current else None)
+    for backend in backends:
+        if not backend.lengths:
+            backend.renew()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import mean, median
+from statistics import median, median_high
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from draftwood.base.errors import InvalidInput
 from draftwood.decoding.decoder import SpeculativeDecoder, as_backend, as_drafter
 from draftwood.decoding.experts_touched import experts_touched
+from draftwood.decoding.round_records import Round
 from draftwood.decoding.running_rows import NOTHING
 from draftwood.distributions.sampling import SamplingParams
 from draftwood.protocols import Drafter, StateBackend, registry
@@ -24,8 +26,8 @@ from draftwood.trees.request import Requests
 NODES = (1, 2, 4, 5, 8, 9, 16, 17, 32)
 """Sizes on both sides of those where matrix products and captured passes take a step."""
 
-REST_NODES, REST_ROUNDS = 9, 8
-"""Nodes of the trees, and tokens of the texts, by which the rest of a round is timed."""
+REST_BUDGETS, REST_TOKENS, REST_TURNS = (1, 8), 16, 3
+"""Nodes without the root, tokens and turns of the texts that time the rest of a round."""
 
 Times = dict[int, list[float]]
 """Seconds by the nodes of a row."""
@@ -60,7 +62,8 @@ def measure_costs(
             round takes outside of its passes.
         repetitions: of every size, at most.
         seconds: for one number of rows and one context. Once they are over, larger sizes are left out; the
-            smallest two are measured in any case.
+            smallest two are measured in any case. The rest of a round is timed after
+            that, in one turn, and in further ones for half as long.
         machine: the machine's name, which is kept with the costs.
 
     Raises:
@@ -79,19 +82,20 @@ def measure_costs(
     for context in contexts:
         for count in rows:
             batch = _batch(target, count, context, tokens)
-            measured = _passes(target, drafter, batch, sizes, repetitions=repetitions, seconds=seconds)
-            parts = (*measured, _rest(target, drafter, batch, temperature))
+            passes, calls = _passes(target, drafter, batch, sizes, repetitions=repetitions, seconds=seconds)
+            rest, layer = _rest(target, drafter, batch, temperature, seconds=seconds)
+            parts = passes, {n: [call + layer for call in taken] for n, taken in calls.items()}, rest
             for of_part, times in zip(points, parts, strict=True):
                 of_part += [(n, count, context, median(taken)) for n, taken in times.items() if taken]
     if target.ranks is not None:
         points = target.ranks.agreed(points)  # clocks differ
-    calls, rest = (PassTable(of_part) if of_part else None for of_part in points[1:])
-    in_pass = sorted({size * count for size in (1, *sizes) for count in _between(rows)})
+    of_layers, of_rest = (PassTable(of_part) if of_part else None for of_part in points[1:])
+    in_pass = sorted({size * count for size in (1, *sizes) for count in rows_between(rows)})
     experts = experts_touched(target.model, in_pass, tokens=tokens)
-    return PassCosts(PassTable(points[0], experts), calls, rest, machine=machine)
+    return PassCosts(PassTable(points[0], experts), of_layers, of_rest, machine=machine)
 
 
-def _between(rows: Sequence[int]) -> list[int]:
+def rows_between(rows: Sequence[int]) -> list[int]:
     """Returns the numbers of rows, and their doubles from 1 on up to the most."""
     return sorted({*rows, *(2**power for power in range(max(rows).bit_length()))})
 
@@ -110,7 +114,7 @@ def _check(
             f"Costs were asked for nodes {list(nodes)}, rows {list(rows)} and contexts {list(contexts)}; "
             "give numbers from 1, at least one of each."
         )
-    most, longest = max(contexts) + max(nodes) + 2 * REST_ROUNDS, target.max_length
+    most, longest = max(contexts) + max(nodes) + REST_TOKENS, target.max_length
     if longest is not None and most > longest:
         raise InvalidInput(
             f"Passes over {max(nodes)} nodes after {max(contexts)} tokens need {most} tokens of context, and "
@@ -139,26 +143,28 @@ def _passes(
     ends = perf_counter() + seconds
     try:
         _prefill(target, drafter, batch)
-        for repetition in range(repetitions + 1):
+        for _ in range(repetitions):
             for size in sizes:
-                if repetition and (size not in passes or perf_counter() > ends):
-                    continue
+                if len(passes) > 1 and _over(target, ends):
+                    break
+                # The weights that a round reads are where the last one left them. After a pass of another
+                # size they are not: a first pass warms up.
+                _one_round(target, drafter, batch, size)
                 drafting, taken = _one_round(target, drafter, batch, size)
                 passes.setdefault(size, []).append(taken)
                 for nodes, call in drafting.items():
                     calls.setdefault(nodes, []).append(call)
-                if not repetition and len(passes) > 1 and perf_counter() > ends:
-                    break
     finally:
         target.release()
         if drafter is not None:
             drafter.release()
-    return _warm(passes), _warm(calls)
+    return passes, calls
 
 
-def _warm(times: Times) -> Times:
-    """Returns the times without the first of each size, which warmed up, unless it is the only one."""
-    return {size: taken[1:] or taken for size, taken in times.items()}
+def _over(target: StateBackend, ends: float) -> bool:
+    """Returns whether `ends` is over; where ranks share passes, by the clock of the first."""
+    over = perf_counter() > ends
+    return over if target.ranks is None else target.ranks.agreed(over)
 
 
 def _prefill(target: StateBackend, drafter: Drafter | None, batch: Sequence[Sequence[int]]) -> None:
@@ -198,30 +204,64 @@ def _call(drafter: Drafter, tokens: Tensor, parent: int) -> float:
 
 
 def _rest(
-    target: StateBackend, drafter: Drafter | None, batch: Sequence[Sequence[int]], temperature: float
-) -> Times:
-    """Returns what rounds take outside of their passes, without a tree and with one of about `REST_NODES`."""
+    target: StateBackend,
+    drafter: Drafter | None,
+    batch: Sequence[Sequence[int]],
+    temperature: float,
+    *,
+    seconds: float,
+) -> tuple[Times, float]:
+    """Returns what rounds take outside of their passes.
+
+    Returns:
+        By nodes of the largest tree, without a tree and with trees of one layer and `REST_BUDGETS`, the
+        growth of that layer left out; and the growth of a layer, in seconds.
+    """
     if drafter is None or drafter.drafters > 1:
-        return {}
-    sampled = temperature > 0
-    tree = {"budget": REST_NODES - 1, "law": "without-replacement" if sampled else "top-k"}
+        return {}, 0.0
+    law = "without-replacement" if temperature > 0 else "top-k"
     # The policy that weighs costs chooses node by node, which takes longer than a fixed shape. Nodes cost
     # nothing here, so that it draws what it can.
-    free = PassCosts(PassTable([(size, len(batch), len(batch[0]), 1.0) for size in (1, REST_NODES)]))
-    verifier = registry.create("verifiers", "recursive-rejection" if sampled else "greedy")
-    times: Times = {}
-    for name, options in (("ordinary", {}), ("throughput-dyspec", tree)):
+    free = PassCosts(PassTable([(size, len(batch), len(batch[0]), 1.0) for size in (1, 9)]))
+    verifier = registry.create("verifiers", "recursive-rejection" if temperature > 0 else "greedy")
+    sampling = SamplingParams(temperature=temperature)
+
+    def written(name: str, options: dict[str, Any]) -> list[Round]:
         policy = registry.create("policies", name, options)
-        rounds = SpeculativeDecoder(target, drafter, policy, verifier, pass_costs=free).stream(
-            batch,
-            max_new_tokens=REST_ROUNDS,
-            sampling=SamplingParams(temperature=temperature),
-            seed=0,
-            eos_token_id=[],
-        )
-        whole = [one for one in rounds if not one.prefill and len(one.rows) == len(batch)]
-        drafted = [row.outcome.drafted for one in whole for row in one.rows]
-        times[1 + round(mean(drafted or [0]))] = [
-            max(one.seconds - one.draft_seconds - one.target_seconds, 0.0) for one in whole
-        ]
-    return times
+        decoder = SpeculativeDecoder(target, drafter, policy, verifier, pass_costs=free)
+        rounds = decoder.stream(batch, max_new_tokens=REST_TOKENS, sampling=sampling, seed=0, eos_token_id=[])
+        return [one for one in rounds if not one.prefill and len(one.rows) == len(batch)]
+
+    wanted: list[tuple[str, dict[str, Any]]] = [
+        ("ordinary", {}),
+        *(("throughput-dyspec", {"budget": nodes, "depth": 1, "law": law}) for nodes in REST_BUDGETS),
+        ("throughput-dyspec", {"budget": max(REST_BUDGETS), "law": law}),
+    ]
+    found: list[list[Round]] = [[] for _ in wanted]
+    ends = perf_counter() + seconds / 2
+    for turn in range(REST_TURNS):
+        if turn == 0 or not _over(target, ends):
+            for rounds, (name, options) in zip(found, wanted, strict=True):
+                rounds += written(name, options)
+    *flat, deep = found
+    sizes, taken = [_tree_size(rounds) for rounds in flat], [median(_outside(rounds)) for rounds in flat]
+    layers = median_high(one.draft_calls for one in deep) - 1
+    of_nodes = float(np.interp(_tree_size(deep), sizes, taken))
+    layer = (median(_outside(deep)) - of_nodes) / layers if layers > 0 else 0.0
+    # The only layer of a tree with one node takes no more than that tree does.
+    layer = max(min(layer, taken[1] - taken[0]), 0.0)
+    times: Times = {}
+    for size, rounds in zip(sizes, flat, strict=True):
+        grown = layer if size > 1 else 0.0
+        times.setdefault(size, []).extend(max(one - grown, 0.0) for one in _outside(rounds))
+    return times, layer
+
+
+def _tree_size(rounds: Sequence[Round]) -> int:
+    """Returns the median number of nodes of the largest tree of a round, with its root."""
+    return 1 + median_high(max(row.outcome.drafted for row in one.rows) for one in rounds)
+
+
+def _outside(rounds: Sequence[Round]) -> list[float]:
+    """Returns the seconds of rounds outside of their passes."""
+    return [max(one.seconds - one.draft_seconds - one.target_seconds, 0.0) for one in rounds]

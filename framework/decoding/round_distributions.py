@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import attrs
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from draftwood.base.lazy_tensor import LazyRows
 from draftwood.base.scratch import Scratch
 from draftwood.decoding import row_settings
 from draftwood.decoding.batch_row import BatchRow
 from draftwood.decoding.running_rows import RunningRows
-from draftwood.distributions.target_rows import TargetRows
+from draftwood.distributions.sampling import SamplingParams
 from draftwood.trees.prefixes import Path, paths_of
 from draftwood.trees.request import RequestLog, Requests
 from draftwood.trees.tree import TokenTree
@@ -106,3 +110,68 @@ def target_probs(row: BatchRow, scores: Tensor) -> Tensor:
     # After an end of text no token may be left, and what is drawn there is not kept.
     probs[:, 0] += probs.sum(-1) == 0
     return probs
+
+
+@attrs.frozen(eq=False)
+class TargetRows(LazyRows):
+    """Stands for the distributions `[nodes, vocab]` of one row.
+
+    On a CPU a verifier reads a node's distribution where it comes to the node, and it comes to few.
+
+    Attributes:
+        logits: of the target, `[nodes, vocab]`.
+        sampling: the target's.
+        scratch: memory for the rows, which lasts as long as they are looked at.
+    """
+
+    logits: Float[Tensor, "nodes vocab"]
+    sampling: SamplingParams
+    scratch: Scratch = attrs.field(factory=Scratch)
+    _rows: dict[int, Tensor] = attrs.field(factory=dict, init=False)
+
+    def __len__(self) -> int:
+        return self.logits.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.logits.device
+
+    def row(self, node: int) -> Tensor:
+        if node in self._rows:
+            return self._rows[node]
+        sampling, logits, row = self.sampling, self.logits[node], None
+        if sampling.is_argmax:
+            row = _certain(logits)
+        elif sampling.temperature:
+            row = sampling.targets(logits, self.scratch)
+        # What NaN comes of is refused, with the number of the node.
+        if row is None or math.isnan(row.numpy().item(0)):
+            row = self.complete()[node]
+        self._rows[node] = row
+        return row
+
+    def likeliest(self, node: int) -> int:
+        if self.sampling.is_argmax:
+            # numpy finds the largest sooner; it has no bfloat16.
+            whole = self.logits.dtype.itemsize > 2
+            scores = self.logits.numpy()[node] if whole else self.logits[node].float().numpy()
+            best = int(scores.argmax())
+            if math.isfinite(scores[best]):
+                return best
+        return super().likeliest(node)
+
+    def complete(self) -> Tensor:
+        if -1 not in self._rows:
+            self._rows[-1] = self.sampling.distribution(self.logits)
+        return self._rows[-1]
+
+
+def _certain(logits: Float[Tensor, " vocab"]) -> Tensor | None:
+    """All of the probability at the first of the largest; None where that is not finite."""
+    best = int(logits.argmax())
+    if not math.isfinite(logits[best]):
+        return None
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    certain = torch.zeros(logits.shape, dtype=dtype)
+    certain[best] = 1
+    return certain

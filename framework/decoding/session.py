@@ -17,13 +17,12 @@ from draftwood.base import locks
 from draftwood.base.errors import InvalidInput
 from draftwood.decoding.batch_row import BatchRow
 from draftwood.decoding.given_cache import GivenCache
-from draftwood.decoding.kept_text import KeptText
+from draftwood.decoding.kept_text import KeptText, renew
 from draftwood.decoding.loop import RoundLoop
 from draftwood.decoding.new_rows import NewRows
 from draftwood.decoding.round_records import Round, Statistics, peak_memory
 from draftwood.distributions.constraints import Constraint
 from draftwood.distributions.sampling import SamplingParams
-from draftwood.protocols import Drafter, StateBackend
 from draftwood.protocols.model_prompt import ModelPrompt, PromptRow
 from draftwood.protocols.vocabulary import unfitted
 
@@ -390,17 +389,3 @@ class Session:
 
 def _prompt_of(row: BatchRow) -> ModelPrompt | None:
     return None if row.given is None else row.given.prompt
-
-
-def renew(target: StateBackend, drafter: Drafter, *, past: KeptText | GivenCache | None = None) -> None:
-    """Let backends that hold no rows take up changes of their models (law R).
-
-    States that were kept after an earlier call are released, except for the states of `past` if they are
-    current.
-    """
-    backends = (target, *drafter.backends)
-    current = isinstance(past, KeptText) and past.current()
-    locks.drop_of((drafter, *backends), but=past.hold if isinstance(past, KeptText) and current else None)
-    for backend in backends:
-        if not backend.lengths:
-            backend.renew()

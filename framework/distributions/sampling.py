@@ -8,6 +8,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -72,7 +73,7 @@ def nothing_proposed(probs: Float[Tensor, "*n vocab"], logits: Float[Tensor, "*n
         probs.masked_fill_(logits.amax(-1, keepdim=True) == -torch.inf, 0)
         return True
     # numpy looks at a few numbers in a third of the time.
-    if not isnan(probs.numpy()[..., 0].sum()):
+    if not isnan(np.add.reduce(probs.numpy()[..., 0], axis=None)):
         return True
     nodes = probs[..., 0].isnan().nonzero(as_tuple=True)
     empty = logits[nodes].amax(-1) == -torch.inf

@@ -76,7 +76,7 @@ class ChildDraws:
             self.chances = drawn.chances.reshape(rows, nodes, most)
             # As the blocks keep them, which they go on to do.
             self.left, self.drawn = drawn.left.reshape(rows, nodes), drawn.drawn.reshape(rows, nodes)
-        if not isfinite(whole := float(self.left.sum())):
+        if not isfinite(whole := float(np.add.reduce(self.left, axis=None))):
             raise _unsound(whole)
 
     def next_of(self, row: int, node: int) -> tuple[int, float, float]:

@@ -175,7 +175,7 @@ class PassCosts:
 
     Attributes:
         target: of a target pass; nodes count the root.
-        draft: of a draft call; None where no drafter was measured.
+        draft: of a draft call and the growth of its layer; None where no drafter was measured.
         rest: of all else in a round, by the nodes of a row's tree with its root; None: not measured.
         machine: on which they were measured.
     """
@@ -210,7 +210,7 @@ class PassCosts:
             ) from error
 
     def draft_seconds(self, nodes: Any, *, rows: int = 1, context: float = 0) -> Any:
-        """Returns the seconds of draft calls, as `draft` does; 0 where no drafter was measured."""
+        """Returns the seconds of layers, as `draft` does; 0 where no drafter was measured."""
         if self.draft is None:
             return np.zeros(np.shape(nodes)) if np.ndim(nodes) else 0.0
         return self.draft(nodes, rows=rows, context=context)

@@ -76,7 +76,9 @@ def grow(
     given: list[Any] = [state] if policy.learns else []
     if not policy.reads_row:
         return policy.grow(root, rng, *given)
-    growing: Growing = cast(Any, policy).grow(root, rng, *given, view=_viewed(policy, view))
+    if view is None:
+        raise _unread(policy)
+    growing: Growing = cast(Any, policy).grow(root, rng, *given, view=view)
     return growing
 
 
@@ -110,8 +112,12 @@ def shares(policy: TreePolicy, states: Sequence[Any], views: Sequence[RowView | 
     """
     given: list[Any] = [[first_state(policy) if state is None else state for state in states]]
     if policy.reads_row:
-        given.append([_together(_viewed(policy, view), len(states)) for view in views])
-    found = cast(BatchPolicy[Any], policy).share(*given)
+        known = [view for view in views if view is not None]
+        if len(known) < len(views):
+            raise _unread(policy)
+        rows = len(states)
+        given.append([view if view.rows == rows else attrs.evolve(view, rows=rows) for view in known])
+    found = cast("BatchPolicy[Any]", policy).share(*given)
     if len(found) != len(states):
         raise InvalidInput(
             f"share() of {policy} gave {len(found)} shares for {len(states)} rows; return one for each."
@@ -126,21 +132,15 @@ def _grow_together(
     states: Sequence[Any],
     views: Sequence[RowView | None],
 ) -> list[Growing]:
-    together, of_rows = cast(BatchPolicy[Any], policy), shares(policy, states, views)
+    together, of_rows = cast("BatchPolicy[Any]", policy), shares(policy, states, views)
     return [together.grow(root, rng, share) for root, rng, share in zip(roots, rngs, of_rows, strict=True)]
 
 
-def _together(view: RowView, rows: int) -> RowView:
-    return view if view.rows == rows else attrs.evolve(view, rows=rows)
-
-
-def _viewed(policy: TreePolicy, view: RowView | None) -> RowView:
-    if view is None:
-        raise InvalidInput(
-            f"{type(policy).__name__} reads the row that it grows a tree for, and there is no RowView here; "
-            "use a policy whose reads_row is False."
-        )
-    return view
+def _unread(policy: TreePolicy) -> InvalidInput:
+    return InvalidInput(
+        f"{type(policy).__name__} reads the row that it grows a tree for, and there is no RowView here; "
+        "use a policy whose reads_row is False."
+    )
 
 
 def observe(policy: TreePolicy, state: Any, outcome: Outcome, tree: TokenTree) -> Any:
@@ -151,17 +151,14 @@ def observe(policy: TreePolicy, state: Any, outcome: Outcome, tree: TokenTree) -
     """
     if not policy.learns:
         return None
-    after = _learning(policy).observe(state, outcome, tree)
+    # A type in quotes: evaluated, it would cost more than the cast, for every row of a round.
+    after = cast("LearningPolicy[Any]", policy).observe(state, outcome, tree)
     if type(after) is not type(state):
         raise InvalidInput(
             f"observe() of {policy} gave {after!r}; it returns the next state, a {type(state).__qualname__}."
         )
     _check_value(policy, after)
     return after
-
-
-def _learning(policy: TreePolicy) -> LearningPolicy[Any]:
-    return cast(LearningPolicy[Any], policy)
 
 
 def _check_value(policy: TreePolicy, state: Any) -> None:

@@ -318,7 +318,8 @@ def drawn_ahead(
     """
     rows, width = probs.shape[:2]
     nodes, most, ahead, floors = [0] * rows, 0, 0, None
-    limits = np.full((rows, width), -1)
+    limits = np.empty((rows, width), np.int64)
+    limits.fill(-1)
     for row, opening in enumerate(openings):
         if opening is not None:
             nodes[row] = count = len(opening.tokens)

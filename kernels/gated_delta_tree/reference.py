@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from draftwood.kernels import support
 from draftwood.kernels.mamba2_tree.reference import path_decay, read, replay, scores
 
-__all__ = ["attend", "replay"]
+__all__ = ["attend", "replay", "solved"]
 
 
 def attend(
@@ -53,10 +54,24 @@ def attend(
     if old:
         right_side = right_side - overlap[..., :old] @ deltas.transpose(1, 2)
     # Ancestors come before their descendants, so the system is lower triangular, with a unit diagonal.
-    new_deltas = torch.linalg.solve_triangular(
-        overlap[..., old:], right_side, upper=False, unitriangular=True
-    )
+    new_deltas = solved(overlap[..., old:], right_side)
     deltas = torch.cat([deltas, new_deltas.transpose(1, 2)], 1)
     weights = weights * scores(queries=queries, keys=keys, heads=heads)
     out = weights @ deltas.transpose(1, 2) + read(queries=queries, state=state, left=left)
     return out.transpose(1, 2).to(dtype), deltas[:, deltas.shape[1] - nodes :].to(dtype)
+
+
+def solved(below: Tensor, right_side: Tensor) -> Tensor:
+    """Returns x of `(1 + below) x = right_side`, of `below` only what is below the diagonal.
+
+    Args:
+        below: `[..., n, n]`.
+        right_side: `[..., n, p]`.
+    """
+    if support.traced():
+        # For engines, which have an inverse and no such solver. It has no large numbers: of a triangular
+        # matrix it is computed as the solution is.
+        inverse: Tensor = torch.linalg.inv(torch.eye(below.shape[-1]) + below.tril(-1))
+        return inverse @ right_side
+    solution: Tensor = torch.linalg.solve_triangular(below, right_side, upper=False, unitriangular=True)
+    return solution

@@ -60,7 +60,7 @@ def attend(*, values: Tensor, outputs: Tensor, decay: Tensor, state: Tensor, pat
     out = values.new_empty(rows, nodes, channels)
     if not out.numel():
         return out
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or support.traced():
         visible = paths.visible
         return traced.attend(values=values, outputs=outputs, decay=decay, state=state, visible=visible)
     reason = dtype_objection(values, outputs, decay, state) or scalar_layout_objection(

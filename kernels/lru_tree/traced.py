@@ -9,6 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from draftwood.kernels import support
+
+DEEPEST = 31
+"""Nodes of a path, at most, in a graph for any number of nodes: its steps cannot follow from the number."""
+
 
 def attend(*, values: Tensor, outputs: Tensor, decay: Tensor, state: Tensor, visible: Tensor) -> Tensor:
     """Computes `reference.attend` in a number of steps that is the bit length of the number of nodes.
@@ -20,15 +25,16 @@ def attend(*, values: Tensor, outputs: Tensor, decay: Tensor, state: Tensor, vis
         state: committed, `[rows, channels]`.
         visible: bool `[rows, nodes, columns]`; a node sees itself and its ancestors.
     """
-    (rows, nodes, _), known = values.shape, 1 + outputs.shape[1]
-    numbers = torch.arange(1, known + nodes, device=values.device)
-    own = numbers == torch.arange(known, known + nodes, device=values.device).unsqueeze(1)
-    parents = torch.where(visible & ~own, numbers, 0).amax(-1)
-    # Known states have no parent: theirs is the zero state after the nodes.
-    states = torch.cat([state.unsqueeze(1), outputs, values, torch.zeros_like(state).unsqueeze(1)], 1)
-    sums, up = pad(decay, (0, 0, known, 1)), pad(parents, (known, 1), value=known + nodes)
+    (rows, nodes, _), old = values.shape, outputs.shape[1]
+    # The first two are a zero state and the committed one, whose parent that is, as that of older columns.
+    numbers = torch.arange(2, old + nodes + 2, device=values.device)
+    own = numbers == torch.arange(old + 2, old + nodes + 2, device=values.device).unsqueeze(1)
+    parents = torch.where(visible & ~own, numbers, 1).amax(-1)
+    states = torch.cat([torch.zeros_like(state).unsqueeze(1), state.unsqueeze(1), outputs, values], 1)
+    sums, up = pad(decay, (0, 0, 2 + old, 0)), pad(parents, (2 + old, 0))
     row = torch.arange(rows, device=values.device).unsqueeze(1)
-    for _ in range(nodes.bit_length()):
+    deepest = DEEPEST if support.traced() else nodes
+    for _ in range(deepest.bit_length()):
         states = states + sums.exp() * states[row, up]
         sums, up = sums + sums[row, up], up.gather(1, up)
-    return states[:, known : known + nodes]
+    return states[:, 2 + old :]

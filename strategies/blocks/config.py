@@ -46,7 +46,7 @@ class BlockConfig:
         gru: width of the state of Domino's correction by all tokens before; 0: there is none.
         gru_inner: width of what that correction makes of a slot and the state.
         gru_from: guesses of a block that it leaves as they are, the first ones.
-        confidence: inputs of the head that says how sure a slot is; 0: there is none. It is kept, not used.
+        confidence: inputs of the head that says how sure a slot is; 0: there is none.
     """
 
     vocab_size: int

@@ -137,7 +137,7 @@ class PrefixGRU(Module):
 
 
 class ConfidenceHead(Module):
-    """The confidence of a slot; kept with the head, and not used."""
+    """The confidence that the token of a slot is accepted, if those before it are."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -241,6 +241,18 @@ class BlockHead(Module):
         after = self.prefix_gru(embeddings, before)
         change: Tensor = self.embed_proj(torch.cat([slots, after], -1))
         return (change if depth >= self.config.gru_from else torch.zeros_like(change)), after
+
+    def confidence(self, tokens: Int[Tensor, "*n"], slots: Float[Tensor, "*n hidden"]) -> Float[Tensor, "*n"]:
+        """Returns how sure slots are that their tokens are accepted, given the tokens before them.
+
+        Source: DSpark (arXiv 2607.05147).
+        """
+        assert self.confidence_head is not None
+        if self.config.confidence > self.config.hidden_size:
+            assert self.markov_head is not None
+            slots = torch.cat([slots, self.markov_head.markov_w1(tokens)], -1)
+        sure: Tensor = self.confidence_head.proj(slots).squeeze(-1)
+        return torch.sigmoid(sure)
 
     def project(self, features: Float[Tensor, "*n taps"]) -> Float[Tensor, "*n hidden"]:
         """Returns the projected features of the target, which all layers read."""

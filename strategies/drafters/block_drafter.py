@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwood import IncompatibleModels, InvalidInput, Outcome, StateBackend
+from draftwood.base.validators import probability
 from draftwood.protocols.model_prompt import ModelPrompt, filled_words
 from draftwood.strategies.blocks.context import Contexts
 from draftwood.strategies.blocks.files import is_block, load_block
@@ -39,13 +40,16 @@ class BlockDrafter(FeatureMarginals):
         head: a folder or hub name in one of the formats of `blocks.files`, or the module, which goes to the
             target's device and dtype.
         block_size: slots of a block, where the folder does not say it.
+        confidence: nothing is proposed below a node where the head's confidence that the path is accepted,
+            with the next node, is less than this. It is known before that node's token is drawn, so no law
+            is broken. 0: it is not asked; only DSpark heads say it.
         rotation: `"none"` for a head that was trained on this very target though that is rotated, or a file
             of safetensors with the rotation; None for what the files of the target say.
 
     Raises:
         UnsupportedModel: the target declares that it gives no features, or its rotation cannot be undone.
         IncompatibleModels: a head for another width, vocabulary or number of layers than the target's.
-        InvalidInput: a head that cannot be read.
+        InvalidInput: a head that cannot be read, or that does not say how confident it is.
 
     Source: DFlash (z-lab); JetSpec (arXiv 2606.18394); DSpark (arXiv 2607.05147).
     """
@@ -53,10 +57,13 @@ class BlockDrafter(FeatureMarginals):
     head: Any = attrs.field(repr=False)
     block_size: int | None = attrs.field(default=None, kw_only=True)
     rotation: str | None = attrs.field(default=None, kw_only=True)
+    confidence: float = attrs.field(default=0.0, kw_only=True, validator=probability)
     _contexts: Contexts = attrs.field(init=False, repr=False)
     _slots: Tensor | None = attrs.field(default=None, init=False, repr=False)  # of this round's blocks
     # The state of a recurrent correction after every node, by request number.
     _states: Tensor | None = attrs.field(default=None, init=False, repr=False)
+    # The confidence that the path to a node's next child is accepted, by request number.
+    _sure: Tensor | None = attrs.field(default=None, init=False, repr=False)
     source = "DFlash (z-lab); DSpark (arXiv 2607.05147)"
 
     def __attrs_post_init__(self) -> None:
@@ -67,6 +74,11 @@ class BlockDrafter(FeatureMarginals):
             raise InvalidInput(
                 f"block_size={self.block_size!r:.20} is not that of the head, "
                 f"{config.block_size}; leave it out."
+            )
+        if self.confidence and self.head.confidence_head is None:
+            raise InvalidInput(
+                f"confidence={self.confidence!r:.20} needs a head that says how confident it is, and this "
+                "one does not; leave it out."
             )
         check_block_fits(self.head, self.target)
         self._begin(
@@ -110,10 +122,11 @@ class BlockDrafter(FeatureMarginals):
         self._contexts.keep(kept)
         self._slots = None if self._slots is None else self._slots[list(kept)]
         self._states = None if self._states is None else self._states[list(kept)]
+        self._sure = None if self._sure is None else self._sure[list(kept)]
 
     @torch.no_grad()
     def _read(self, outcomes: Sequence[Outcome] | None) -> None:
-        self._states = None
+        self._states = self._sure = None
         self._contexts.append(self._taken(self.head.config.hidden_size))
 
     def _guess(self, roots: Sequence[int | None]) -> Tensor:
@@ -134,20 +147,41 @@ class BlockDrafter(FeatureMarginals):
     def _at_nodes(self, logits: Tensor, asked: AskedNodes) -> Tensor:
         head: BlockHead = self.head
         slots = self._slots
-        if not head.corrects or slots is None:
+        if slots is None:
             return head.over_target(logits)
-        first = head.config.block_size - head.config.depths
-        if (
-            head.markov_head is not None and head.config.markov_type == "vanilla"
-        ):  # only by the token: no slot is looked up
-            change, _ = head.markov_head(asked.tokens, slots, None)
-            return head.over_target(logits + change)
-        at = slots[asked.rows, (asked.depths + first).clamp(max=slots.shape[1] - 1)]
+        if not (head.corrects or self.confidence):
+            return head.over_target(logits)
+        first = head.config.block_size - head.config.depths  # the slot that guesses the root's children
+        # The plain correction is by the token only, and looks up no slot.
+        plain = head.markov_head is not None and head.config.markov_type == "vanilla"
+        at = slots
+        if self.confidence or not plain:
+            at = slots[asked.rows, (asked.depths + first).clamp(max=slots.shape[1] - 1)]
         if head.config.recurrent:
-            change = self._in_order(at, asked, slots[:, :first])
-        else:
+            logits = logits + self._in_order(at, asked, slots[:, :first])
+        elif head.corrects:
             change, _ = head.correction(asked.tokens, None, at, None, depth=0)
-        return head.over_target(logits + change)
+            logits = logits + change
+        found = head.over_target(logits)
+        if not self.confidence:
+            return found
+        unsure = self._confidence(at, asked) < self.confidence
+        return found.masked_fill(unsure.unsqueeze(2), -torch.inf)
+
+    def _confidence(self, at: Tensor, asked: AskedNodes) -> Tensor:
+        """Returns the confidence `[rows, nodes]` that the paths to the nodes' next children are accepted.
+
+        Args:
+            at: states of the slots of these nodes.
+            asked: the nodes.
+        """
+        own = self.head.confidence(asked.tokens, at)
+        sure = self._sure = _with_room(self._sure, asked, own.new_ones(len(own), 0))
+        for depth in asked.depths[asked.depths >= 0].unique().tolist():
+            row, node = (asked.depths == depth).nonzero(as_tuple=True)
+            above = sure[row, asked.parents[row, node]] if depth else 1.0
+            sure[row, asked.numbers[row, node]] = own[row, node] * above
+        return sure[asked.rows, asked.numbers]
 
     def _in_order(self, at: Tensor, asked: AskedNodes, before: Tensor) -> Tensor:
         """The correction by a recurrence along each node's path, level by level.
@@ -157,14 +191,9 @@ class BlockDrafter(FeatureMarginals):
             asked: the nodes.
             before: the root's slot where that guesses nothing, `[rows, 1, hidden]`; else none.
         """
-        head, rows, width = self.head, len(at), self.head.config.recurrent
-        # Rows that all ask for nothing have no node at all.
-        states, needed = self._states, int(asked.numbers.max()) + 1 if asked.numbers.numel() else 1
-        if states is None or states.shape[1] < needed:
-            self._states = at.new_zeros(rows, 2 * needed, width)
-            if states is not None:
-                self._states[:, : states.shape[1]] = states
-            states = self._states
+        head = self.head
+        empty = at.new_zeros(len(at), 0, head.config.recurrent)
+        states = self._states = _with_room(self._states, asked, empty)
         change = at.new_zeros(*at.shape[:2], head.config.proposed)
         for depth in asked.depths[asked.depths >= 0].unique().tolist():
             row, node = (asked.depths == depth).nonzero(as_tuple=True)
@@ -178,6 +207,18 @@ class BlockDrafter(FeatureMarginals):
             assert after is not None
             change[row, node], states[row, asked.numbers[row, node]] = new, after
         return change
+
+
+def _with_room(known: Tensor | None, asked: AskedNodes, empty: Tensor) -> Tensor:
+    """Returns `known` `[rows, numbers, ...]`, or `empty` for None, with room for the nodes of a request."""
+    known = empty if known is None else known
+    # Rows that all ask for nothing have no node at all.
+    needed = int(asked.numbers.max()) + 1 if asked.numbers.numel() else 1
+    if known.shape[1] >= needed:
+        return known
+    wide = known.new_zeros(known.shape[0], 2 * needed, *known.shape[2:])
+    wide[:, : known.shape[1]] = known
+    return wide
 
 
 def check_block_fits(head: BlockHead, target: StateBackend) -> None:

@@ -85,7 +85,7 @@ class RequestedNodes:
         self._requested = np.zeros(rows, dtype=np.int64)  # nodes asked for
         self._fed = np.zeros(rows, dtype=np.int64)  # the nodes among them that were fed
         # Tokens that the first pass feeds before the nodes.
-        leads = list(map(len, self._pending))
+        leads, self._none = list(map(len, self._pending)), np.zeros(rows, dtype=np.int64)
         self._leads, self._longest = np.array(leads, dtype=np.int64), max(leads, default=0)
         self._unfed = True  # whether some row may have its first pass still to come
         self._root: int | None = None  # region index of the root, where it does not follow the pending tokens
@@ -105,7 +105,7 @@ class RequestedNodes:
         removed = set(range(len(self._pending)) if rows is None else rows)
         keep = [row for row in range(len(self._pending)) if row not in removed]
         self._pending = [self._pending[row] for row in keep]
-        for name in ("tokens", "parents", "requested", "fed", "leads", "exhausted"):
+        for name in ("tokens", "parents", "requested", "fed", "leads", "none", "exhausted"):
             setattr(self, f"_{name}", getattr(self, f"_{name}")[keep])
 
     def take(self, requests: Requests, *, lengths: Sequence[int], room: int | None) -> Fed:
@@ -134,14 +134,16 @@ class RequestedNodes:
             # Some node may be beyond the context.
             self._exhausted |= (counts > 0) & (np.array(lengths) + self._leads + self._deepest() >= room)
             counts[self._exhausted] = 0
-        every, ahead, longest = bool(counts.all()), np.zeros(rows, np.int64), 0
+        every, ahead, longest = bool(counts.all()), self._none, 0
         lead = 0 if every else None
-        if self._unfed:
+        if self._unfed and self._longest:
             ahead = self._leads * ((counts > 0) & (self._fed == 0))
             longest = int(ahead.max(initial=0))
             lead = longest if every and (ahead == longest).all() else None
         self._fed = self._requested if every else np.where(counts > 0, self._requested, self._fed)
         self._unfed = self._unfed and not every
+        if not self._longest:  # request numbers are region indices
+            return Fed(requests.tokens, requests.parents, counts, ahead, width, lead)
         parents = above + self._leads[:, None]
         if not longest:
             return Fed(requests.tokens, torch.from_numpy(parents), counts, ahead, width, lead)
@@ -198,7 +200,9 @@ class RequestedNodes:
 
         Nodes that were not fed, such as leaves, are left out, and pending for the next round.
         """
-        tokens, parents, fed = self._tokens.tolist(), self._parents.tolist(), self._fed.tolist()
+        fed = self._fed.tolist()
+        known = np.s_[:, : max(fed, default=0)]
+        tokens, parents = self._tokens[known].tolist(), self._parents[known].tolist()
         paths = []
         for row, (of_row, lead) in enumerate(zip(accepted, self._leads.tolist(), strict=True)):
             kept = _followed(of_row, tokens[row][: fed[row]], parents[row])

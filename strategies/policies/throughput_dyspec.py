@@ -24,9 +24,15 @@ from draftwood import (
     WithoutReplacement,
 )
 from draftwood.base.validators import at_least, probability
-from draftwood.strategies.acceptance_history import AcceptanceHistory, judged_children
+from draftwood.strategies.acceptance_history import (
+    DRAWN,
+    LIKELIEST,
+    AcceptanceHistory,
+    AssumedRates,
+    judged_children,
+)
 from draftwood.strategies.laws import SingleLawPolicy, as_law
-from draftwood.strategies.paying_nodes import LayerSlots, NodeSlot, PayingNodes
+from draftwood.strategies.paying_nodes import PayingNodes
 from draftwood.strategies.policies.dyspec import sampled_or_top
 
 DEPTH = 8
@@ -35,8 +41,11 @@ DEPTH = 8
 ALL_ALIKE = PassCosts(PassTable([(1, 1, 0, 1.0)]))
 """Costs by which every pass takes as long, so that all nodes pay."""
 
-Share = tuple[PayingNodes, int]
-"""The trees of a round, and the row."""
+TRIED_AGAIN = 0, 4, 8, 16
+"""Rounds, of every 32 without a draft, in which it is asked again whether one pays."""
+
+Share = tuple[PayingNodes | None, int]
+"""The trees of a round, or None where nothing is drafted; and the row."""
 
 
 @attrs.frozen
@@ -73,19 +82,27 @@ class ThroughputDySpec(SingleLawPolicy, LearningPolicy[AcceptanceHistory], Batch
     def adaptive(self) -> bool:  # type: ignore[override]
         return self.law is WithoutReplacement
 
+    @property
+    def _assumed(self) -> AssumedRates:
+        return DRAWN if self.adaptive else LIKELIEST
+
     def first_state(self) -> AcceptanceHistory:
         return AcceptanceHistory()
 
     def share(  # type: ignore[override]  # a policy that reads rows takes their views
         self, states: Sequence[Any], views: Sequence[RowView]
     ) -> Sequence[Share]:
-        if any(not isinstance(state, AcceptanceHistory) for state in states):
+        if set(map(type, states)) != {AcceptanceHistory}:
             raise InvalidInput("A state is no AcceptanceHistory; give the states that this policy returned.")
+        # While nothing is drafted, rates change slowly.
+        if min([state.undrafted for state in states]) % 32 not in TRIED_AGAIN:
+            return [(None, row) for row in range(len(states))]
         # A tree deeper than every row's room would be cut.
         room = max(view.left for view in views) - 1
         nodes = PayingNodes(
             states,
             views[0].known_costs(),
+            self._assumed,
             budget=self.budget,
             depth=min(self.depth or DEPTH, room),
             context=sum(view.length for view in views) / len(views),
@@ -96,44 +113,41 @@ class ThroughputDySpec(SingleLawPolicy, LearningPolicy[AcceptanceHistory], Batch
         self, root: int, rng: Randomness, share: Share | None = None
     ) -> Growing:
         if share is None:
-            free = PayingNodes(
-                [AcceptanceHistory()], ALL_ALIKE, budget=self.budget, depth=self.depth or DEPTH
-            )
+            none, depth = [AcceptanceHistory()], self.depth or DEPTH
+            free = PayingNodes(none, ALL_ALIKE, self._assumed, budget=self.budget, depth=depth)
             share = free, 0
         nodes, row = share
-        tree, accepted, chances = TreeBuilder(root), [1.0], list[float]()
+        tree = TreeBuilder(root)
+        if nodes is None:
+            return tree.finish(note=(1.0, False))
+        accepted, chances = [1.0], list[float]()
         leaves, layer = [0], 0
         while leaves and (width := nodes.width(layer)):
             layer += 1
             opened = leaves
             if len(leaves) > width:
                 opened = sorted(sorted(leaves, key=lambda node: -accepted[node])[:width])
-            drawn = yield tree.open(opened, self.law, ahead=self.budget)
-            slots = LayerSlots(
-                [
-                    NodeSlot(siblings, nodes.rates[row], accepted[node])
-                    for node, siblings in zip(opened, drawn, strict=True)
-                ]
-            )
-            nodes.offer(row, slots)
-            if len(nodes.rates) > 1:
+            drawn = yield tree.open(opened, self.law, ahead=nodes.most_children(row))
+            slots = nodes.offer(row, drawn, [accepted[node] for node in opened])
+            if nodes.rows > 1:
                 yield WAIT
             nodes.width(layer)  # draws
             leaves = []
-            for node in sorted(slots.drawn, key=lambda node: (node.parent, node.rank)):
+            for node in slots.in_order():
                 siblings = drawn[node.parent]
                 leaves.append(tree.add(opened[node.parent], siblings.tokens[node.rank]))
                 tree.siblings[opened[node.parent]] = siblings
                 accepted.append(node.accepted)
                 chances.append(node.chance)
-        return tree.finish(note=(nodes.time, *chances))
+        return tree.finish(note=(nodes.time, layer > 0, *chances))
 
     def observe(self, state: AcceptanceHistory, outcome: Outcome, tree: TokenTree) -> AcceptanceHistory:
         assert isinstance(tree.note, tuple)
-        time, *chances = tree.note
+        time, drafted, *chances = tree.note
         return state.after(
             judged_children(tree, outcome.path, chances),
             tokens=len(outcome.path),
             time=time,
             memory=self.memory,
+            drafted=drafted,
         )

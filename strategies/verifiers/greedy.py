@@ -36,7 +36,8 @@ class Greedy(Verifier):
             children = tree.children(path[-1])
             match = next((child for child in children if tokens[child] == best), None)
             if match is None:
-                return Outcome.of(tree, path, extra=best, bonus=not children)
+                accepted = [tokens[node] for node in path]
+                return Outcome(path, accepted, extra=best, bonus=not children, drafted=tree.size - 1)
             path.append(match)
 
     def verify_rows(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood import InvalidInput, zoo
+from draftwood import InvalidInput, PassCosts, PassTable, zoo
 from draftwood.apps.bench.arrival_figures import arrival_figures
 from draftwood.apps.bench.arrivals import Served
 from draftwood.apps.bench.grid import batch, cells
@@ -95,6 +95,22 @@ def test_figures_of_a_batch_are_of_all_rows_and_of_one(batches):
     assert (folder / "plots" / "throughput.png").stat().st_size > 10_000
     with (folder / "results.csv").open(newline="") as file:
         assert {line["rows"] for line in csv.DictReader(file)} == {"1", "2"}
+
+
+def test_passes_are_timed_with_every_number_of_requests_there_may_be(draftwood, tmp_path, monkeypatch):
+    timed = []
+
+    def measure(*_: Any, rows: tuple[int, ...], **__: Any) -> PassCosts:
+        timed.append(rows)
+        table = PassTable.of(lambda nodes, rows, _: 1 + nodes * rows, nodes=(1, 9), rows=rows)
+        return PassCosts(table, table)
+
+    monkeypatch.setattr("draftwood.apps.models.costs.measure_costs", measure)
+    words = ("--rows", 6, "--arrivals", "poisson:50", "--requests", 2, "--strategy", "throughput-dyspec")
+    run = draftwood("bench", "--to", tmp_path, *TINY, *words)
+    assert run.exit_code == 0, run.output
+    assert set(timed) == {(1, 2, 4, 6)}
+    assert BenchPlan(rows=(6,)).rows_in_passes == (6,)
 
 
 def test_requests_arrive_are_answered_and_shown_again(draftwood, tmp_path):

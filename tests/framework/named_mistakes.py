@@ -23,6 +23,7 @@ PART = "no known mistake, but one in"
 OF_REPORTS = {
     "vllm#47386: noise of the draft used again": "the coin that rejected a token also chooses",
     "vllm#10198: settings not applied to the target": "the target has an extra temperature (2)",
+    "vllm-ascend#7807: block acceptance, token residual": "draw from max(r T - D, 0)",
     "sglang#35771: coin <= p": "it tests coin <= p",
     "TensorRT-LLM#15098: rows of parent and child": "every row of the target is that of the parent",
     "transformers#47932: the draft before its temperature": "the draft has an extra temperature (0.5)",

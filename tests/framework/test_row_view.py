@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from time import sleep
 from typing import Any
 
 import attrs
@@ -27,7 +28,7 @@ from draftwood import (
 )
 from draftwood.decoding.experts_touched import experts_touched
 from draftwood.drafters import ModelDrafter
-from draftwood.policies import Chain, DynamicDepth, Mixture
+from draftwood.policies import Chain, DynamicDepth, Mixture, ThroughputDySpec
 from draftwood.protocols import policy_states
 from draftwood.testing import LawBroken, ToyBackend, ToyModel, assert_lossless
 from draftwood.testing.checks.strategy_checks import checks_for
@@ -256,7 +257,32 @@ def test_the_rest_of_a_round_is_timed_as_rounds_of_that_temperature(
     measure_costs(
         ToyBackend(TARGET), drafter(DRAFT), nodes=(1,), contexts=(4,), repetitions=1, temperature=temperature
     )
-    assert judged == [(type(create("verifiers", name)), temperature)] * 2
+    assert judged == [(type(create("verifiers", name)), temperature)] * 12
+
+
+def test_the_growth_of_a_layer_counts_with_its_draft_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deep tree takes longer outside of its passes than a flat one of as many nodes."""
+    grow, layer = ThroughputDySpec.grow, 0.05
+
+    def slow(policy: ThroughputDySpec, *args: Any) -> Any:
+        growing = grow(policy, *args)
+        try:
+            asked = next(growing)
+            while True:
+                sleep(layer)
+                asked = growing.send((yield asked))
+        except StopIteration as finished:
+            return finished.value
+
+    monkeypatch.setattr(ThroughputDySpec, "grow", slow)
+    measured = measure_costs(
+        ToyBackend(TARGET), drafter(DRAFT), nodes=(1, 2), contexts=(4,), repetitions=1, temperature=0.0
+    )
+    assert measured.rest is not None
+    sizes = [point[0] for point in measured.rest.points]
+    assert (sizes[:2], len(sizes)) == ([1, 2], 3)
+    assert 0.6 * layer < measured.draft_seconds(1) < 2 * layer
+    assert max(measured.rest_seconds(size) for size in sizes) < 0.6 * layer
 
 
 def test_sizes_that_take_too_long_are_left_out() -> None:

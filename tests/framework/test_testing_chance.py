@@ -20,6 +20,7 @@ from draftwood.testing import measure_sampler, prove_sampler, sampler_models
 from draftwood.testing.diagnosis.intervals import CannotEnumerate, UnseenChance
 from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.proofs.enumerator import enumerate_outcomes
+from draftwood.testing.samplers.sampler_runs import CheckedSampler
 from draftwood.testing.samplers.torch_randomness import torch_randomness
 
 PLAIN = {"plain": sampler_models()["plain"]}
@@ -201,6 +202,21 @@ def test_a_source_that_is_not_seen_is_proved_by_samples() -> None:
 def test_an_unseen_coin_that_fell_alike_twice_gives_no_verdict() -> None:
     with pytest.raises(UnseenChance):
         prove_sampler(leviathan(coin=np.random.RandomState(0).rand), models=PLAIN)
+
+
+def test_an_unseen_coin_that_fell_alike_until_a_verdict_is_named(monkeypatch) -> None:
+    told: list[bool] = []
+    look_again = CheckedSampler.look_again
+
+    def looked(self, possible) -> None:
+        told.append(True)
+        look_again(self, possible)
+
+    monkeypatch.setattr(CheckedSampler, "look_again", looked)
+    with pytest.raises(UnseenChance, match=r"a clock \(perf_counter_ns\).*give samples="):
+        prove_sampler(
+            leviathan(coin=lambda: time.perf_counter_ns() % 1000 / 1000 if told else 0.5), models=PLAIN
+        )
 
 
 KEPT_BY_PYTHON = random.Random(0)

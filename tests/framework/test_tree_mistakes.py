@@ -83,6 +83,8 @@ def wrong(mistake: str) -> Any:
                     left = left.clone()
                     left[token] = 0
                     left = left / left.sum() if left.any() else target
+                elif mistake == "not divided":
+                    left = (left - law).clamp(min=0)
                 elif mistake not in ("not renewed", "never renewed"):
                     left = residual(left, law)
                 final = residual(target, law) if mistake == "not renewed" else left
@@ -98,6 +100,8 @@ NAMED: dict[tuple[str, type], str] = {
     ("not renewed", WithReplacement): "is tested by the target, not by the residual that it left",
     ("never renewed", WithoutReplacement): "nothing is taken from the target",
     ("never renewed", Deterministic): "nothing is taken from the target",
+    ("not divided", WithReplacement): "by a residual that is not divided by its sum",
+    ("not divided", Deterministic): "by a residual that is not divided by its sum",
     ("target at the end", WithReplacement): "after all siblings are rejected it draws from the target",
     ("draft at the end", WithoutReplacement): "after all siblings are rejected it draws from the draft",
     ("only the token away", WithReplacement): "with the target without that token",
@@ -123,6 +127,7 @@ NAMED: dict[tuple[str, type], str] = {
 }
 SHOWN = {
     "not renewed",
+    "not divided",
     "own row",
     "duplicates once",
     "bonus by depth",

@@ -25,7 +25,7 @@ from draftwood import (
     draw_children,
 )
 from draftwood.backends.nodes.validation import as_nodes, as_rows, check_path, check_paths, remaining_rows
-from draftwood.distributions import target_rows
+from draftwood.decoding import round_distributions
 from draftwood.distributions.sampling import SamplingParams
 from draftwood.laws.randomness import CounterRandomness, Streams
 from draftwood.strategies.drafters.model import ModelDrafter
@@ -419,6 +419,9 @@ MISTAKES: list[Mistake] = [
         "decoding",
         _nothing,
         # A row's round takes a short cut to the first of them, which the mistake would not.
-        patches=[(SamplingParams, "probabilities", ties_shared), (target_rows, "_certain", lambda _: None)],
+        patches=[
+            (SamplingParams, "probabilities", ties_shared),
+            (round_distributions, "_certain", lambda _: None),
+        ],
     ),
 ]

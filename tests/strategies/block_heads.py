@@ -98,9 +98,9 @@ def random_head(made: BlockConfig) -> BlockHead:
     return head.eval()
 
 
-def beside_llama(head: BlockHead) -> DrafterWithTarget:
+def beside_llama(head: BlockHead, *, confidence: float = 0.0) -> DrafterWithTarget:
     target = load(MODEL)
-    return DrafterWithTarget(target, BlockDrafter(target, head))
+    return DrafterWithTarget(target, BlockDrafter(target, head, confidence=confidence))
 
 
 def normed(weight: Any, states: Any) -> Any:
@@ -108,7 +108,9 @@ def normed(weight: Any, states: Any) -> Any:
 
 
 @torch.no_grad()
-def depth_logits(head: BlockHead, text: list[int], path: list[int], *, model: Any = None) -> Any:
+def depth_logits(
+    head: BlockHead, text: list[int], path: list[int], *, model: Any = None, confidence: float = 0.0
+) -> Any:
     """Returns logits `[vocab]` of the last node of `path` after `text`, by an independent forward."""
     made, model = head.config, model or MODEL
     nothing = torch.full((made.vocab_size,), -torch.inf, dtype=torch.float64)
@@ -172,6 +174,8 @@ def depth_logits(head: BlockHead, text: list[int], path: list[int], *, model: An
     slot = len(path) - 1 + (made.block_size - made.depths)
     final = normed(head.norm.weight, block)
     output = model.lm_head.weight if head.lm_head is None else head.lm_head.weight
+    if confidence and path_confidence(head, path, final) < confidence:
+        return nothing
     logits = output @ final[slot]
     if head.markov_head is not None:
         before = path if made.root_guesses else [path[0], *path]
@@ -185,6 +189,18 @@ def depth_logits(head: BlockHead, text: list[int], path: list[int], *, model: An
         logits = logits + last @ silu(first @ both)
     nothing[head.target_ids] = logits
     return nothing
+
+
+def path_confidence(head: BlockHead, path: list[int], final: Any) -> float:
+    """The confidence that `path` and one more token are accepted; `final` are the states of the slots."""
+    proj: Any = head.confidence_head.proj  # type: ignore[union-attr]
+    sure, first = 1.0, head.config.block_size - head.config.depths
+    for depth, token in enumerate(path):
+        inputs = final[first + depth]
+        if proj.in_features > WIDTH:
+            inputs = torch.cat([inputs, head.markov_head.markov_w1.weight[token]])  # type: ignore[union-attr]
+        sure /= 1 + math.exp(-float(proj.weight[0] @ inputs + proj.bias[0]))
+    return sure
 
 
 def corrected(markov: Any, tokens: list[int], slots: Any) -> Any:

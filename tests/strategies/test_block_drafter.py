@@ -80,19 +80,20 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(
-    ("policy", "verifier", "kind"),
+    ("policy", "verifier", "kind", "confidence"),
     [
-        pytest.param(policy, verifier, kind, marks=marks_unless(place == shown))
-        for shown, kind in enumerate(("dflash", "map", "rnn", "dspark"))
+        pytest.param(policy, verifier, kind, confidence, marks=marks_unless(place == shown))
+        for kinds, confidence in (((("dflash", "map", "rnn", "dspark")), 0.0), (("rnn", "dspark"), 0.6))
+        for shown, kind in enumerate(kinds)
         for place, (policy, verifier) in enumerate(PAIRS)
     ],
 )
-def test_the_targets_law_comes_out_whatever_the_weights(policy, verifier, kind):
+def test_the_targets_law_comes_out_whatever_the_weights(policy, verifier, kind, confidence):
     some: dict[str, Any] = {"draft_vocab_size": 2, "taps": (0, 3)} if kind == "map" else {}
     toy: dict[str, Any] = {"vocab_size": 3, "own_head": True, "mask_token_id": 1, "target_layers": 4}
     made = attrs.evolve(KINDS[kind], **toy, **some)
     backend = feature_toy(LAW)
-    drafter = DrafterWithTarget(backend, BlockDrafter(backend, random_head(made)))
+    drafter = DrafterWithTarget(backend, BlockDrafter(backend, random_head(made), confidence=confidence))
     law = assert_lossless(policy, verifier, target=LAW, drafter=drafter, prompt=(0, 1))
     assert law.expected_tokens > 1
 
@@ -112,11 +113,14 @@ def test_after_many_rounds_the_cache_is_that_of_a_fresh_prefill(data):
         torch.testing.assert_close(values, more, atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["gated", "rnn", "rnn behind the root"])
-def test_a_tree_of_several_requests_is_its_paths_from_scratch(kind):
+@pytest.mark.parametrize(
+    ("kind", "confidence"),
+    [("gated", 0.0), ("rnn", 0.0), ("rnn behind the root", 0.0), ("dspark", 0.5), ("rnn", 0.5)],
+)
+def test_a_tree_of_several_requests_is_its_paths_from_scratch(kind, confidence):
     """Rows ask for different numbers of nodes, and a row leaves in between."""
     head = random_head(KINDS[kind])
-    beside = beside_llama(head)
+    beside, unsure = beside_llama(head, confidence=confidence), []
     texts = [[5, 5], [3, 1, 4], [7]]
     beside.prefill([torch.tensor(row) for row in texts])
     parents, tokens = [-1, 0, 0, 1, 2, 3], [[8, 2, 3, 4, 5, 6], [9, 1, 1, 2, 2, 3], [7, 7, 8, 8, 9, 9]]
@@ -139,8 +143,16 @@ def test_a_tree_of_several_requests_is_its_paths_from_scratch(kind):
                 while node >= 0:
                     path.insert(0, tokens[row][node])
                     node = parents[node]
-                expected = depth_logits(head, text, path)
+                expected = depth_logits(head, text, path, confidence=confidence)
                 torch.testing.assert_close(got[row, column], expected, atol=1e-5, rtol=1e-5)
+                unsure.append(bool((expected == -torch.inf).all()))
+    assert not all(unsure)
+    assert any(unsure) or not confidence
+
+
+def test_a_head_that_does_not_say_how_confident_it_is_is_refused():
+    with pytest.raises(InvalidInput, match="confidence=0.5 needs a head that says how confident it is"):
+        BlockDrafter(load(MODEL), random_head(config()), confidence=0.5)
 
 
 def test_a_sampled_and_a_greedy_text_come_out_with_any_weights():

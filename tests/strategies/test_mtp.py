@@ -36,7 +36,9 @@ from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.testing import FeatureToyBackend, ToyBackend, ToyModel, assert_lossless, check_strategy
 from tests.backends.recurrent_models import Doubled
 from tests.strategies.beside_target import assert_pair_caches_alike
-from tests.strategies.mtp_layers import KINDS, WIDTH, BesideLayer, Plain, checkpoint, describe, model_of
+from tests.strategies.mtp_layers import KINDS, BesideLayer, checkpoint, describe, model_of
+from tests.strategies.mtp_parts import WIDTH
+from tests.strategies.mtp_plain import Plain
 from tests.thorough import marks_unless, some_of
 
 # One of attention, latent or plain, and hybrids of both kinds.

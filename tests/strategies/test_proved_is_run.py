@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from draftwood import SamplingParams, SpeculativeDecoder
+from draftwood.strategies import paying_nodes
 from draftwood.testing import ToyBackend, ToyModel
 from draftwood.testing.models.proof_models import PROOF_MODELS
 from draftwood.testing.models.row_views import TOY_COSTS
@@ -33,6 +34,8 @@ AFTERWARDS = ("observe", "_tuned", "_moved", "Growth.plan")
 def entered(call: Callable[[], Any]) -> set[CodeType]:
     """The functions of policies, and of what drives them, that a call enters."""
     codes: set[CodeType] = set()
+    # Else the second call would not enter what the first has worked out.
+    paying_nodes.seconds.cache_clear()
 
     def note(frame: Any, event: str, _: Any) -> None:
         if event == "call":

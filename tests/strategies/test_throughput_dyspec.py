@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
+import attrs
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from draftwood import (
     CounterRandomness,
+    Deterministic,
     InvalidInput,
     Outcome,
     PassCosts,
@@ -18,6 +23,7 @@ from draftwood import (
     Request,
     RowView,
     SamplingParams,
+    Siblings,
     SpeculativeDecoder,
     TokenTree,
     TreePolicy,
@@ -28,11 +34,13 @@ from draftwood.strategies.acceptance_history import (
     BINS,
     BOUNDS,
     DEPTHS,
+    LIKELIEST,
     RANKS,
     AcceptanceHistory,
     Judged,
+    JudgedCounts,
 )
-from draftwood.strategies.paying_nodes import PayingNodes
+from draftwood.strategies.paying_nodes import LayerSlots, NodeSlot, PayingNodes
 from draftwood.testing.models.proof_models import PROOF_MODELS, proof_models
 from draftwood.testing.models.toy import ToyBackend
 from draftwood.testing.proofs.joint_rows import joint_rows_law
@@ -119,8 +127,9 @@ def test_it_keeps_up_with_the_best_fixed_tree_and_with_ordinary_decoding(
         )
     ]
     ordinary = rows / passes.target(1, rows=rows)
-    # At temperature 0 the toy draft is nearly always right, and a chain of 8 is the best.
-    assert found > (0.97 if temperature else 0.93) * max(ordinary, *fixed)
+    # The toy draft is right more often than is assumed before anything was judged. At temperature 0 it nearly
+    # always is, and a chain of 8 is the best.
+    assert found > (0.95 if temperature else 0.93) * max(ordinary, *fixed)
     if passes is DEAR and rows > 1 and temperature:
         assert ordinary > max(fixed)  # so this case does show decoding without trees
         assert nodes < 0.5
@@ -131,20 +140,15 @@ def test_it_keeps_up_with_the_best_fixed_tree_and_with_ordinary_decoding(
 def learnt(rate: float, *, rounds: float = 40.0, time: float = 1.0, tokens: float = 1.0) -> AcceptanceHistory:
     """A history in which children of every kind were accepted at `rate`."""
     kinds, accepted = RANKS * BINS, rate * rounds
-    return AcceptanceHistory(
-        (rounds,) * kinds,
-        (accepted,) * kinds,
-        (rounds,) * DEPTHS,
-        (accepted,) * DEPTHS,
-        tokens=tokens * rounds,
-        time=time * rounds,
-    )
+    of_kinds, of_depths = ((rounds,) * count + (accepted,) * count for count in (kinds, DEPTHS))
+    counts = JudgedCounts(of_kinds + of_depths)
+    return AcceptanceHistory(counts, tokens=tokens * rounds, time=time * rounds)
 
 
 def nodes_of(
     history: AcceptanceHistory, passes: PassCosts, *, budget: int = 16, rows: int = 1
 ) -> PayingNodes:
-    return PayingNodes([history] * rows, passes, budget=budget, depth=8)
+    return PayingNodes([history] * rows, passes, LIKELIEST, budget=budget, depth=8)
 
 
 def grown(
@@ -230,6 +234,96 @@ def test_a_tree_that_was_bad_luck_is_tried_again() -> None:
     assert waited > 5
 
 
+def test_a_first_node_that_is_tried_again_is_drawn_and_not_only_asked_for() -> None:
+    """It pays by the doubt about its rate only; else the draft would be asked in vain, round after round."""
+    judged, policy = learnt(0.5, rounds=6.0), ThroughputDySpec(law="top-k")
+
+    def sizes(node: float, history: AcceptanceHistory) -> int:
+        passes = PassCosts(PassTable([(1, 1, 0, 1.0), (2, 1, 0, 1 + node), (3, 1, 0, 9.0)]))
+        return len(grown(policy, history, passes))
+
+    assert sizes(0.56, judged) == 2
+    assert sizes(0.56, learnt(0.5, rounds=1e6)) == 1
+    assert sizes(0.9, judged) == 1
+
+
+def test_a_budget_of_one_node_is_spent() -> None:
+    assert len(grown(ThroughputDySpec(1, law="top-k"), learnt(0.5, rounds=1e6), costs(0.01))) == 2
+
+
+def test_while_nothing_is_drafted_few_rounds_ask_whether_a_tree_pays() -> None:
+    policy, history = ThroughputDySpec(law="top-k"), AcceptanceHistory()
+    dear = RowView(costs=PassCosts(PassTable([(1, 1, 0, 1.0), (2, 1, 0, 3.0)])))
+    evaluated = []
+    for _ in range(42):
+        ((nodes, _),) = policy.share([history], [dear])
+        evaluated.append(nodes is not None)
+        tree = grown_from(policy, [(nodes, 0)])[0]
+        assert len(tree) == 1
+        history = policy.observe(history, Outcome.of(tree, [0], extra=2, bonus=True), tree)
+    assert [number for number, asked in enumerate(evaluated) if asked] == [0, 4, 8, 16, 32, 36, 40]
+    (share,) = policy.share([attrs.evolve(history, undrafted=0)], [RowView(costs=CHEAP)])
+    assert share[0] is not None
+
+
+@settings(max_examples=60)
+@given(
+    rates=st.lists(st.floats(0.02, 0.95), min_size=1, max_size=4),
+    node=st.floats(0.0, 0.8),
+    seed=st.integers(0, 99),
+    law=st.sampled_from(["top-k", "without-replacement"]),
+)
+def test_no_tree_would_have_more_children_than_are_drawn_ahead(
+    rates: list[float], node: float, seed: int, law: str
+) -> None:
+    """Trees are the same if every node may have as many children as the budget has nodes."""
+    policy = ThroughputDySpec(12, law=law)
+    views, states = [RowView(costs=costs(node))] * len(rates), [learnt(rate) for rate in rates]
+    shapes = []
+    for free in (False, True):
+        shares = policy.share(states, views)
+        nodes = shares[0][0]
+        assert nodes is not None
+        if free:
+            nodes.most_children = lambda row: 12  # type: ignore[method-assign]
+        trees = grown_from(policy, shares, seed)
+        shapes.append([(tree.tokens.tolist(), tree.parents.tolist()) for tree in trees])
+    assert shapes[0] == shapes[1]
+
+
+@settings(max_examples=300)
+@given(
+    rate=st.floats(0.05, 0.95),
+    budget=st.integers(1, 12),
+    floor=st.floats(0.0, 0.4),
+    leaves=st.lists(st.tuples(st.floats(0.05, 1.0), st.floats(0.01, 1.0)), min_size=1, max_size=4),
+)
+def test_no_budget_that_would_be_spent_is_taken_for_one_that_is_not(
+    rate: float, budget: int, floor: float, leaves: list[tuple[float, float]]
+) -> None:
+    nodes = nodes_of(learnt(rate), costs(0.05), budget=budget)
+    nodes._layer = 1
+    slots = []
+    for accepted, weight in leaves:
+        siblings = Siblings(Deterministic, torch.zeros(1, 1, 2), 0, (0, 0))
+        siblings.weight = weight
+        slots.append(NodeSlot(siblings, accepted / len(leaves), nodes.rates[0]))
+    offered = LayerSlots(slots)
+    found = nodes._least_of_budget(0, offered, floor=floor)
+    nodes._most_value = lambda *_, **__: math.inf  # type: ignore[method-assign]
+    assert found == nodes._least_of_budget(0, offered, floor=floor)
+
+
+def grown_from(policy: ThroughputDySpec, shares: Sequence[Any], seed: int = 0) -> Sequence[TokenTree]:
+    """The trees of rows whose draft takes every token for half as likely as the one before."""
+    rngs = [CounterRandomness(seed + row) for row in range(len(shares))]
+    growth = Growth([policy.grow(2, rng, share) for rng, share in zip(rngs, shares, strict=True)], rngs)
+    probs = torch.tensor([0.5**token for token in range(1, 20)] + [0.5**19])
+    while (requests := growth.requests) is not None:
+        growth.answer(probs.expand(len(shares), max(requests.counts), 20))
+    return growth.trees()
+
+
 def test_trees_stay_within_budget_depth_and_text() -> None:
     free, sure = costs(0.0, call=0.0), learnt(0.9)
     tree = grown(ThroughputDySpec(6, depth=2, law="top-k"), sure, free)
@@ -246,7 +340,7 @@ def test_what_is_learnt_is_which_children_were_accepted_and_what_the_round_took(
     state = policy.observe(AcceptanceHistory(), Outcome.of(tree, [0, second], extra=2, bonus=False), tree)
     assert state.tokens == 2
     assert state.time == pytest.approx(1 + 0.25 * 1.04 + 0.25 * 1.08)  # calls for one node and for two
-    judged, accepted = (np.array(of).reshape(RANKS, BINS) for of in (state.judged, state.accepted))
+    judged, accepted = state.counts.array[: 2 * RANKS * BINS].reshape(2, RANKS, BINS)
     below = len(tree.children(second))
     assert judged.sum(1).tolist() == [1 + (below > 0), 1 + (below > 1), max(below - 2, 0)]
     assert accepted.sum(1).tolist() == [0, 1, 0]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from safetensors.torch import load_file, save_file
 
 from draftwood import InvalidInput, load, zoo
 from draftwood.apps.models.prompts import PROMPTS
-from draftwood.strategies.drafters.medusa import save_heads
 from draftwood.strategies.heads.formats import save_head
 from draftwood.strategies.heads.peagle import save_peagle
 from draftwood.zoo.distil.rows import Rows, continued
@@ -24,12 +22,11 @@ from draftwood.zoo.heads.eagle3 import HeadOptions, new_config, new_head, tokens
 from draftwood.zoo.heads.floors import Floors, floors_of
 from draftwood.zoo.heads.known_text import known_text
 from draftwood.zoo.heads.loading import load_for
-from draftwood.zoo.heads.parts import Added, added_by_parts
-from draftwood.zoo.heads.settings import Found, compared, settings
+from draftwood.zoo.heads.parts import added_by_parts
+from draftwood.zoo.heads.settings import compared, settings
 from draftwood.zoo.heads.settings import judged as judged_texts
 from draftwood.zoo.heads.verdict import Grade, Verdict, verdict_of
-from draftwood.zoo.medusa import heads_loss, new_heads, states
-from tests.strategies import block_heads, mtp_layers, test_p_eagle
+from tests.strategies import mtp_layers, test_p_eagle
 from tests.strategies.test_mtp_speculators import as_theirs
 
 Tensors = dict[str, torch.Tensor]
@@ -356,154 +353,6 @@ def test_a_head_that_is_clearly_worse_is_compared_on_the_first_texts() -> None:
     assert [len(one) for one in some] == [4] * 4
     for one, whole in zip(some, sums, strict=True):
         assert torch.equal(one, whole[:4])
-
-
-def with_parts(
-    first: float, *gains: float, error: float = 0.005, pieces: Sequence[Added] = (), head: Any = None
-) -> Verdict:
-    """The verdict on a head of which so many first tokens are right, whose parts add so much."""
-    head = head or test_p_eagle.random_head(test_p_eagle.KINDS["plain"])
-    found = [Found(name="as configured", by_depth=(first, first), gain=0.0, likelier=0.0, clear=False)]
-    added = [
-        Added(name=f"part {number}", by_depth=(0.1, 0.1), gain=gain, error=error)
-        for number, gain in enumerate(gains)
-    ]
-    floors = Floors(unigram=0.04, lookup=0.1)
-    return verdict_of(test_p_eagle.target(), head, SHORT_TEXTS, found, floors, [*added, *pieces])
-
-
-SHORT_TEXTS = [Rows(tokens=torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]]), prompt=2, temperature=0.0)]
-
-
-def test_medusa_heads_whose_blocks_are_zero_are_weak() -> None:
-    """They still guess tokens by their output, and no part can be left out that would tell."""
-    heads = new_heads(target(), 2)
-    found = [Found(name="as configured", by_depth=(0.5, 0.4), gain=0.0, likelier=0.0, clear=False)]
-
-    def verdict() -> Verdict:
-        return verdict_of(target(), heads, SHORT_TEXTS, found, Floors(unigram=0.04, lookup=0.1), [])
-
-    assert verdict().grade is Grade.weak
-    assert "residual blocks are zero throughout" in verdict().sentence
-    with torch.no_grad():
-        heads.weight[1, 2, 3] = 0.1
-    assert verdict().grade is Grade.right
-
-
-@pytest.mark.parametrize(
-    ("first", "gains", "grade", "sentence"),
-    [
-        (0.5, (0.3, 0.02), Grade.right, "above what needs no head"),
-        (0.5, (0.3, 0.001), Grade.weak, "without part 1 its guesses are no worse"),
-        (0.5, (0.3, -0.009), Grade.weak, "without part 1 its guesses are no worse"),
-        (0.5, (0.3, -0.02), Grade.broken, "without part 1 its guesses are better, by 0.020 nats"),
-        (0.15, (0.3, 0.02), Grade.weak, "a chain of 2 gains 0.17 tokens per round. Each of its parts helps"),
-        (0.15, (0.3, 0.001), Grade.broken, "0.150 of first tokens are right, .* without part 1"),
-        (0.05, (0.3, 0.02), Grade.broken, "no more than 0.060 by chance"),
-    ],
-)
-def test_the_three_verdicts(first: float, gains: tuple[float, ...], grade: Grade, sentence: str) -> None:
-    verdict = with_parts(first, *gains)
-    assert verdict.grade is grade, verdict.sentence
-    assert re.search(sentence, verdict.sentence), verdict.sentence
-    assert verdict.broken == (grade is Grade.broken)
-
-
-def test_a_part_harms_by_more_than_chance() -> None:
-    assert not with_parts(0.5, 0.3, -0.02, error=0.02).broken
-
-
-def test_a_part_of_another_scale() -> None:
-    def of(right: float) -> Verdict:
-        part = Added(
-            name="the part",
-            by_depth=(0.1,),
-            gain=0.3,
-            error=0.01,
-            weaker=0.2,
-            weaker_error=0.02,
-            weaker_right=right,
-        )
-        return with_parts(0.5, 0.3, pieces=[part])
-
-    assert of(0.03).broken
-    assert of(0.01).grade is Grade.weak
-    assert "with less of the part its guesses are likelier, by 0.200 nats" in of(0.01).sentence
-    assert of(-0.01).grade is Grade.right
-
-
-@pytest.fixture(scope="module")
-def trained_medusa() -> Any:
-    """Two heads that were fitted to the very texts of this file, which is the fastest way to good ones."""
-    heads = new_heads(target(), 2).requires_grad_(True)
-    optimiser = torch.optim.Adam(heads.parameters(), lr=3e-3)
-    for step in range(60):
-        tokens = texts()[step % len(texts())].tokens.clone()
-        read = states(target(), tokens).flatten(0, 1)
-        loss = heads_loss(
-            heads(read).unflatten(1, tokens.shape), tokens, torch.ones_like(tokens[:, 1:]), decay=1.0
-        )
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-    return heads.requires_grad_(False)
-
-
-def flipped(heads: Any) -> None:
-    for weight in heads.parameters():
-        weight.copy_(weight.flip(0).clone())
-
-
-MEDUSA: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "right": (lambda heads: None, "the best of these|weaker than it could be"),
-    "the opposite order": (flipped, "heads in the opposite order"),
-    "a random output head": (
-        lambda heads: heads.output[0].copy_(noise(heads.output[0])),
-        "an output head is damaged",
-    ),
-    "output heads in another order": (
-        lambda heads: heads.output.copy_(heads.output.flip(0)),
-        "in another order than its blocks",
-    ),
-    "a random residual block": (
-        lambda heads: heads.weight[1].normal_(generator=torch.Generator().manual_seed(1)),
-        "without the residual block of head 1 its guesses are better",
-    ),
-    "half of each block": (
-        lambda heads: [
-            block[len(block) // 2 :].copy_(noise(block[len(block) // 2 :])) for block in heads.weight
-        ],
-        r"the second half of the residual block of head 0 adds -?0\.0\d\d nats .* the other half adds [01]",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", MEDUSA)
-@torch.no_grad()
-def test_medusa_heads_are_checked(case: str, trained_medusa: Any, tmp_path: Path) -> None:
-    change, cause = MEDUSA[case]
-    heads = copy.deepcopy(trained_medusa)
-    change(heads)
-    save_heads(heads, tmp_path, target="llama-7m")
-    verdict = checked(tmp_path)
-    assert re.search(cause, verdict.sentence), verdict.sentence
-    assert verdict.broken == (case not in ("right", "half of each block"))
-
-
-def judged(head: Any, second: float) -> Verdict:
-    """The verdict on a head with these second tokens right, six tenths of first ones, in one setting."""
-    found = [Found(name="as configured", by_depth=(0.6, second), gain=0.0, likelier=0.0, clear=False)]
-    return verdict_of(target(), head, texts(), found, Floors(unigram=0.1, lookup=0.1), [])
-
-
-def test_a_head_that_does_not_know_the_first_token_may_miss_the_second() -> None:
-    """Its guess of a second token is that of all first ones; a wrong mask shows below what needs no head."""
-    of_depths = block_heads.random_head(block_heads.config(markov_rank=0))
-    corrected = block_heads.random_head(block_heads.config(markov_rank=3))
-    for blind in (test_p_eagle.random_head(test_p_eagle.KINDS["plain"]), of_depths):
-        assert not judged(blind, 0.15).broken
-        assert judged(blind, 0.05).broken
-    assert judged(corrected, 0.15).broken
 
 
 def test_an_mtp_layer_of_speculators_is_checked(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from draftwood.zoo.heads.parts import Added, parts_of, scaled
 from draftwood.zoo.heads.verdict import Grade
 from tests.strategies import block_heads, test_p_eagle
-from tests.zoo.test_broken_heads import with_parts
+from tests.zoo.test_head_verdicts import with_parts
 
 
 @pytest.mark.parametrize(

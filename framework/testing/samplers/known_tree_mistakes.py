@@ -75,6 +75,11 @@ def _residual(left: Tensor, drawn: Tensor) -> Tensor:
     return _normed((left - drawn).clamp(min=0), left)
 
 
+def _undivided(left: Tensor, drawn: Tensor) -> Tensor:
+    rest = (left - drawn).clamp(min=0)
+    return rest if rest.any() else left
+
+
 def _without(weights: Tensor, tokens: Sequence[int]) -> Tensor:
     kept = weights.clone()
     kept[list(tokens)] = 0
@@ -185,6 +190,11 @@ KNOWN_OF_TREES: tuple[TreeMistake, ...] = (
         "after a rejection nothing is taken from the target: the next sibling is tested by it and the last "
         "token is drawn from it; go on with the residual max(T - D, 0).",
         after=lambda left, drawn, step: left,
+    ),
+    TreeMistake(
+        "after a sibling is rejected the next one is tested by a residual that is not divided by its sum; "
+        "renormalise it after every sibling.",
+        after=lambda left, drawn, step: _undivided(left, drawn),
     ),
     TreeMistake(
         "after all siblings are rejected it draws from the target; draw from the residual that the last one "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from enum import Enum
 from typing import Any
 
 import attrs
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from draftwood.laws.randomness import Randomness
 from draftwood.testing.diagnosis.intervals import CannotEnumerate
+from draftwood.testing.samplers.number_forms import LARGEST_WINS, SMALLEST_WINS, Form
 from draftwood.testing.samplers.reachable_weights import drawn_several
 from draftwood.testing.samplers.turning_points import turning_point
 
@@ -27,21 +27,7 @@ FEW_INTEGERS = 64
 """Whole numbers that are drawn at once, at most; among more a draw waits until one is compared or needed."""
 
 
-class Form(Enum):
-    """The form of a number as a function of one exponential waiting time T."""
-
-    UNIFORM = "uniform"  # exp(-T), or 1 - exp(-T): both are uniform
-    MINUS_UNIFORM = "minus a uniform"
-    TIME = "T"
-    MINUS_TIME = "-T"
-    INVERSE = "1 / T"
-    LOG_TIME = "log T"
-    GUMBEL = "-log T"
-
-
 _NO_FORM: Form | None = None
-SMALLEST_WINS = {Form.TIME, Form.LOG_TIME}
-LARGEST_WINS = {Form.MINUS_TIME, Form.INVERSE, Form.GUMBEL}
 
 
 @attrs.define(eq=False)
@@ -128,6 +114,12 @@ class LazyChance:
                 "A random number is used again after it was compared with others; give samples=."
             )
         return self._bounds[base]
+
+    def used_up(self, number: LazyNumber, *, least: int) -> bool:
+        """Lets nobody use a number again; returns whether it is one of `least`, with nothing known of it."""
+        low, high, points = self.bounds(number.base)
+        self._raced.add(number.base)
+        return (low, high) == (0, points) and points >= least
 
     def order(self, numbers: Sequence[Any], count: int, *, largest: bool) -> list[int]:
         """Returns the places of the `count` largest or smallest of numbers of one form, in order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,150 +11,49 @@ import torch
 from torch import Tensor
 
 from draftwood.testing.diagnosis.intervals import CannotEnumerate
+from draftwood.testing.samplers.followed_functions import ASKED, BINARY, COMPARED, KEPT, RESHAPED, UNARY
+from draftwood.testing.samplers.lazy_arrays import LazyArray
 from draftwood.testing.samplers.lazy_numbers import LazyNumber, searched
 from draftwood.testing.samplers.lazy_orders import Numbers, places_in_order, places_won
 
 _RETURNED: Any = torch.return_types
 
 
-def _rising(function: Callable[[Tensor], Tensor]) -> Callable[[Numbers], Numbers]:
-    """A rising function of torch, of every entry."""
-
-    def of(x: Any) -> Any:
-        return np.float64(function(torch.tensor(float(x), dtype=torch.float64)))
-
-    return np.vectorize(lambda x: x.applied(of, 1) if isinstance(x, LazyNumber) else of(x), otypes=[object])
-
-
-_BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "subtract": operator.sub,
-    "mul": operator.mul,
-    "multiply": operator.mul,
-    "div": operator.truediv,
-    "divide": operator.truediv,
-    "true_divide": operator.truediv,
-    "truediv": operator.truediv,
-}
-_UNARY: dict[str, Callable[[Any], Any]] = {
-    "neg": operator.neg,
-    "negative": operator.neg,
-    "log": np.log,
-    "log1p": np.log1p,
-    "exp": np.exp,
-    "sqrt": np.sqrt,
-    "reciprocal": lambda numbers: 1.0 / numbers,
-    **{
-        f"special_{name}": _rising(getattr(torch.special, name))
-        for name in ("ndtr", "ndtri", "expit", "logit")
-    },
-    "sigmoid": _rising(torch.sigmoid),
-    "tanh": _rising(torch.tanh),
-}
-_COMPARED: dict[str, Callable[[Any, Any], Any]] = {
-    "lt": operator.lt,
-    "less": operator.lt,
-    "le": operator.le,
-    "less_equal": operator.le,
-    "gt": operator.gt,
-    "greater": operator.gt,
-    "ge": operator.ge,
-    "greater_equal": operator.ge,
-}
-# What moves the entries of a tensor, or repeats them.
-_RESHAPED = [
-    "__getitem__",
-    "clone",
-    "contiguous",
-    "detach",
-    "cpu",
-    "expand",
-    "expand_as",
-    "flatten",
-    "permute",
-    "reshape",
-    "squeeze",
-    "transpose",
-    "unsqueeze",
-    "view",
-    "view_as",
-    "reshape_as",
-    "repeat",
-    "t",
-    "ravel",
-    "narrow",
-    "select",
-    "unbind",
-    "split",
-    "chunk",
-    "gather",
-    "index_select",
-    "take",
-    "flip",
-    "roll",
-    "movedim",
-    "swapaxes",
-    "__iter__",
-]
-_ASKED = ["shape", "device", "dtype", "ndim", "is_cuda", "layout", "requires_grad", "T", "mT"]
-_KEPT = [
-    "__len__",
-    "dim",
-    "numel",
-    "size",
-    "is_floating_point",
-    "stride",
-    "is_contiguous",
-    "data_ptr",
-    "element_size",
-]
-
-
-class LazyArray(np.ndarray[Any, Any]):
-    """An array of `LazyNumber` and numbers, as numpy's random functions give it."""
-
-    @classmethod
-    def of(cls, numbers: Any, shape: Any) -> Any:
-        """Returns numbers in this shape, made one by one; a single number where the shape is None."""
-        if shape is None:
-            return numbers()
-        held = np.empty(shape, object)
-        for place in np.ndindex(held.shape):
-            held[place] = numbers()
-        return held.view(cls)
-
-    def argmax(self, axis: Any = None, *_: Any, **__: Any) -> Any:
-        """Returns the place of the largest."""
-        return places_won(np.asarray(self), axis, largest=True)
-
-    def argmin(self, axis: Any = None, *_: Any, **__: Any) -> Any:
-        """Returns the place of the smallest."""
-        return places_won(np.asarray(self), axis, largest=False)
-
-    def argsort(self, axis: Any = -1, *_: Any, **__: Any) -> Any:
-        """Returns the places from the smallest to the largest."""
-        return places_in_order(np.asarray(self), axis, self.shape[axis], largest=False)
-
-    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func in (np.argmax, np.argmin, np.argsort) and isinstance(args[0], LazyArray):
-            return getattr(args[0], func.__name__)(*args[1:], **kwargs)
-        if func is np.searchsorted:
-            return searched(*args, **kwargs)
-        return super().__array_function__(func, types, args, kwargs)
-
-
 class LazyTensor(Tensor):
-    """A tensor whose entries are `LazyNumber` or numbers; what it holds itself is never read."""
+    """A tensor whose entries are `LazyNumber` or numbers; what it holds itself is never read.
 
-    numbers: Numbers
+    A view has the entries of the tensor that it is a view of, at its own places among them.
+    """
+
+    _held: Numbers
+    _viewed: tuple[LazyTensor, Numbers] | None = None
 
     @staticmethod
     def of(numbers: Numbers, *, dtype: torch.dtype, device: Any = "cpu") -> LazyTensor:
         """Returns the tensor of these entries."""
         made = torch.zeros(numbers.shape, dtype=dtype, device=device).as_subclass(LazyTensor)
-        made.numbers = numbers
+        made._held = numbers
         return made
+
+    @property
+    def numbers(self) -> Numbers:
+        """Returns the entries, an array of this tensor's shape."""
+        if self._viewed is None:
+            return self._held
+        whole, places = self._viewed
+        numbers = np.empty(places.shape, object)  # one place too, which numpy would give as its number
+        numbers[...] = whole.numbers.reshape(-1)[places]
+        return numbers
+
+    @numbers.setter
+    def numbers(self, numbers: Numbers) -> None:
+        if self._viewed is None:
+            self._held = numbers
+        else:
+            whole, places = self._viewed
+            changed = whole.numbers.copy()
+            changed.reshape(-1)[places] = numbers
+            whole.numbers = changed
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -162,12 +61,48 @@ class LazyTensor(Tensor):
             return _answer(func, args, dict(kwargs or {}))
 
 
+_WRITTEN: list[tuple[Tensor, type]] = []
+"""Tensors that were made `LazyTensor` because random numbers were written into them, and their classes."""
+
+
+@contextlib.contextmanager
+def written_for_a_while() -> Iterator[None]:
+    """Gives tensors that random numbers are written into within it their classes back.
+
+    A sampler may keep a buffer for its noise and use it in the next call too.
+    """
+    begin = len(_WRITTEN)
+    try:
+        yield
+    finally:
+        for tensor, kind in reversed(_WRITTEN[begin:]):
+            tensor.__class__ = kind
+        del _WRITTEN[begin:]
+
+
 def written(tensor: Tensor, numbers: Numbers) -> Tensor:
-    """Returns `tensor` itself, which holds these entries from now on."""
+    """Returns `tensor` itself, which holds these entries from now on, as the tensor does that it views."""
+    numbers = np.broadcast_to(numbers, tuple(tensor.shape))
     if not isinstance(tensor, LazyTensor):
+        viewed = _viewed(tensor)
+        _WRITTEN.append((tensor, type(tensor)))
         tensor.__class__ = LazyTensor
-    tensor.numbers = np.broadcast_to(numbers, tensor.shape)  # type: ignore[attr-defined]
+        tensor._viewed = viewed  # type: ignore[attr-defined]
+    tensor.numbers = numbers  # type: ignore[attr-defined]
     return tensor
+
+
+def _viewed(tensor: Tensor) -> tuple[LazyTensor, Numbers] | None:
+    """Returns the tensor that a tensor is a view of, as one of numbers, and the view's places in it."""
+    whole, shape, stride, offset = tensor._base, tensor.shape, tensor.stride(), tensor.storage_offset()
+    if whole is None:
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        if not whole.is_contiguous() or whole.storage_offset():
+            raise CannotEnumerate("Random numbers are written into a part of a tensor; give samples=.")
+        places = torch.arange(whole.numel()).as_strided(shape, stride, offset).numpy()
+    lazy: Any = whole if isinstance(whole, LazyTensor) else written(whole, entries(whole))
+    return lazy, places
 
 
 def _answer(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -175,22 +110,22 @@ def _answer(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     if name == "__get__" or name == "__set__":
         return _asked(func, args)
     bare = name.strip("_")
-    reflected = bare not in _BINARY and bare.startswith("r") and bare[1:] in _BINARY
+    reflected = bare not in BINARY and bare.startswith("r") and bare[1:] in BINARY
     in_place = name.endswith("_") and not name.endswith("__")
-    if name.startswith("__i") and bare[1:] in _BINARY:
+    if name.startswith("__i") and bare[1:] in BINARY:
         in_place, bare = True, bare[1:]
-    if bare in _BINARY or reflected:
+    if bare in BINARY or reflected:
         return _combined(bare.removeprefix("r") if reflected else bare, args, options, reflected, in_place)
-    if bare in _COMPARED:
+    if bare in COMPARED:
         left, right = (entries(one) for one in args[:2])
         with np.errstate(divide="ignore", invalid="ignore"):  # a test of log(0) is no fault of the sampler
-            found = _COMPARED[bare](left, right)
+            found = COMPARED[bare](left, right)
         return torch.tensor(np.asarray(found, dtype=bool), device=_lazy(args).device)
-    if bare in _UNARY:
-        return _like(_UNARY[bare](entries(args[0])), args[0], in_place)
-    if name in _KEPT:
+    if bare in UNARY:
+        return _like(UNARY[bare](entries(args[0])), args[0], in_place)
+    if name in KEPT:
         return func(*args, **options)
-    if name in _RESHAPED:
+    if name in RESHAPED:
         return _reshaped(func, args, options)
     if name in _SPECIAL:
         return _SPECIAL[name](*args, **options)
@@ -204,7 +139,7 @@ def _asked(func: Any, args: tuple[Any, ...]) -> Any:
     name = getattr(getattr(func, "__self__", None), "__name__", "")
     if name in ("T", "mT"):
         return _reshaped(lambda one: getattr(one, name), args, {})
-    if name not in _ASKED:
+    if name not in ASKED:
         raise CannotEnumerate(f"Random numbers of torch are asked for their {name}; give samples=.")
     return func(*args)
 
@@ -216,7 +151,7 @@ def _combined(
         raise CannotEnumerate(f"Random numbers are combined by {name} with options; give samples=.")
     out = options.pop("out", None)
     left, right = (entries(one) for one in args[:2])
-    found = _BINARY[name](right, left) if reflected else _BINARY[name](left, right)
+    found = BINARY[name](right, left) if reflected else BINARY[name](left, right)
     if out is not None:
         return written(out, found)
     return _like(found, args[0], in_place)
@@ -268,7 +203,10 @@ def _reshaped(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if isinstance(found, Tensor):
             numbers = np.empty(tuple(found.shape), object)
             numbers[...] = flat[found.cpu().numpy()]
-            return LazyTensor.of(numbers, dtype=one.dtype, device=one.device)
+            made = LazyTensor.of(numbers, dtype=one.dtype, device=one.device)
+            if found.untyped_storage().data_ptr() == places.untyped_storage().data_ptr():
+                made._viewed = one, found.cpu().numpy()
+            return made
         return type(found)(taken(part) for part in found)
 
     found = func(places, *args[1:], **options)
@@ -322,6 +260,8 @@ def _joined(join: Callable[..., Any]) -> Callable[..., Tensor]:
 
 def _to(one: LazyTensor, *args: Any, **options: Any) -> Tensor:
     kept = torch.zeros((), dtype=one.dtype, device=one.device).to(*args, **options)
+    if (kept.dtype, kept.device) == (one.dtype, one.device) and not options.get("copy"):
+        return one
     if kept.is_floating_point():
         return LazyTensor.of(one.numbers, dtype=kept.dtype, device=kept.device)
     whole = np.vectorize(int, otypes=[np.int64])(one.numbers)
@@ -346,6 +286,13 @@ def _where(condition: Tensor, left: Any, right: Any) -> Tensor:
 
 def _masked_fill(one: Tensor, mask: Tensor, value: Any) -> Tensor:
     return _where(mask, value, one)
+
+
+def _set_item(one: Tensor, key: Any, value: Any) -> None:
+    numbers = np.array(_array(entries(one)))
+    places = torch.arange(one.numel(), device=one.device).reshape(one.shape)[key].cpu().numpy()
+    numbers.reshape(-1)[places] = _array(entries(value))
+    written(one, numbers)
 
 
 def _item(one: LazyTensor) -> Any:
@@ -385,6 +332,8 @@ _SPECIAL: dict[str, Callable[..., Any]] = {
     "where": _where,
     "masked_fill": _masked_fill,
     "masked_fill_": lambda one, mask, value: written(one, entries(_masked_fill(one, mask, value))),
+    "copy_": lambda one, other, non_blocking=False: written(one, _array(entries(other))),
+    "__setitem__": _set_item,
     "item": _item,
     "tolist": lambda one: one.numbers.tolist(),
     "numpy": lambda one: one.numbers.view(LazyArray),

@@ -10,6 +10,12 @@ import torch
 from torch import Tensor
 
 from draftwood.testing.samplers.continued_laws import Emitted
+from draftwood.testing.samplers.known_blocks import (
+    BLOCK_RESIDUAL,
+    BLOCK_TEST,
+    BLOCK_TESTS,
+    TOKEN_RESIDUAL,
+)
 from draftwood.testing.samplers.known_mistakes import Mistake, Step
 from draftwood.testing.samplers.known_parts import DRAWS, LASTS, RIGHT, TESTS
 from draftwood.testing.samplers.sampler_cases import Draft
@@ -50,13 +56,21 @@ def of_its_parts(evidence: Sequence[tuple[Draft, Emitted]], tolerance: float) ->
     seen = _all_steps(evidence)
     if not seen:
         return [], ""
-    tests = _explaining(TESTS, lambda rule: all(_tested_so(rule, one, tolerance) for one in seen))
+    known = (*TESTS, *BLOCK_TESTS)
+    tests = _explaining(known, lambda rule: all(_tested_so(rule, one, tolerance) for one in seen))
     tests = tests or list(thresholds(*_certain(seen, tolerance)))
-    draws = _explaining(DRAWS, lambda rule: all(_drawn_so(rule, one, tolerance) for one in seen))
+    draws = _explaining(
+        (*DRAWS, BLOCK_RESIDUAL), lambda rule: all(_drawn_so(rule, one, tolerance) for one in seen)
+    )
     lasts = _explaining(LASTS, lambda rule: all(_ended_so(rule, one, tolerance) for one in seen))
     whole = [_together(*parts) for parts in itertools.product(tests, draws, lasts)]
-    wrong = [name for name, rules in zip(_PARTS, (tests, draws, lasts), strict=True) if RIGHT not in rules]
-    return whole, _told(wrong)
+    right = (
+        (RIGHT, BLOCK_TEST),
+        (RIGHT, BLOCK_RESIDUAL) if set(tests) & set(BLOCK_TESTS) else (RIGHT,),
+        (RIGHT,),
+    )
+    parts = zip(_PARTS, (tests, draws, lasts), right, strict=True)
+    return whole, _told([name for name, rules, good in parts if not any(rule in good for rule in rules)])
 
 
 def tests_without_a_coin(evidence: Sequence[tuple[Draft, Emitted]], tolerance: float) -> bool:
@@ -75,7 +89,14 @@ def _explaining(rules: Sequence[Mistake], explains: Callable[[Mistake], bool]) -
 
 
 def _together(test: Mistake, draw: Mistake, last: Mistake) -> Mistake:
-    says = " Another mistake: ".join(rule.says for rule in (test, draw, last) if rule.says)
+    told = [test, draw, last]
+    if draw is BLOCK_RESIDUAL and test in BLOCK_TESTS:
+        told = [last] if test is BLOCK_TEST else [test, last]
+    elif test is BLOCK_TEST and draw is not RIGHT:
+        told = [draw, last]
+    elif test in BLOCK_TESTS and draw is RIGHT and test is not BLOCK_TEST:
+        told = [test, TOKEN_RESIDUAL, last]
+    says = " Another mistake: ".join(rule.says for rule in told if rule.says)
     return Mistake(says, test.ratio, draw.left, last.last)
 
 

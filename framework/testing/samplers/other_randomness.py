@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from draftwood.testing.diagnosis.intervals import CannotEnumerate
+from draftwood.testing.samplers.lazy_arrays import LazyArray
 from draftwood.testing.samplers.lazy_numbers import LazyNumber
-from draftwood.testing.samplers.lazy_tensors import LazyArray
 from draftwood.testing.samplers.reachable_weights import drawn_one, drawn_several
 from draftwood.testing.samplers.running_chance import RunningChance
 
@@ -21,6 +21,9 @@ _MOST_ORDERS = 120
 """Orders among which one draw may choose, at most: five things have so many."""
 
 _MOST_TRIALS = 16
+
+_SEEDS = 2**31 - 1
+"""Numbers among which a seed is drawn, at least, so that as good as no two calls have the same."""
 
 _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 
@@ -301,12 +304,19 @@ def of_math() -> Functions:
 
 
 def refuse_seed(whose: str, *seeds: Any) -> None:
-    """Raise `CannotEnumerate` if a generator that is made within the call has a seed."""
+    """Raise `CannotEnumerate` if a generator that is made within the call has a seed that may repeat.
+
+    A seed that is a random number itself makes it a generator without a seed. That number is used up, because
+    two generators with one seed would give the same numbers.
+    """
     for seed in seeds:
-        if seed is not None:
+        parts = seed if isinstance(seed, (list, tuple)) else [seed]
+        fresh = [one.chance.used_up(one, least=_SEEDS) for one in parts if isinstance(one, LazyNumber)]
+        if seed is not None and not any(fresh):
             raise CannotEnumerate(
-                f"A generator of {whose} is made with the seed {seed!r:.40} inside the call, so that it "
-                "gives the same numbers at every call; make it outside and give samples=."
+                f"A generator of {whose} is made with a seed inside the call, and its numbers follow from "
+                "the seed: a fixed one gives the same at every call. Make it outside and give samples=, or "
+                "make it without a seed."
             )
 
 

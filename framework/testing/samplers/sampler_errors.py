@@ -14,7 +14,15 @@ from draftwood.base.machine_faults import machine_fault
 _OF_FOREIGN_CODE = (TypeError, ValueError, AttributeError, RuntimeError, AssertionError)
 """Errors of code that is given a random number which is not drawn yet."""
 
-_OURS = ("lazy_numbers.py", "lazy_tensors.py", "torch_randomness.py", "other_randomness.py")
+_OURS = (
+    "followed_functions.py",
+    "lazy_arrays.py",
+    "lazy_numbers.py",
+    "lazy_orders.py",
+    "lazy_tensors.py",
+    "torch_randomness.py",
+    "other_randomness.py",
+)
 
 _DEVICE = re.compile(r"cuda|nvidia|rocm|\bxpu\b|\bmps\b|active drivers", re.IGNORECASE)
 

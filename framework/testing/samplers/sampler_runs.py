@@ -180,15 +180,13 @@ class CheckedSampler:
             self.calls = calls
             return
         for draft in possible:
-            texts = set()
-            for _ in range(_REPEATS):
+
+            def run(draft: Draft = draft) -> Text:
                 with torch_randomness(Enumerator([]), used=self._used):
-                    texts.add(self._call(draft, draft.case))
-            if len(texts) > 1:
-                raise UnseenChance(
-                    "The sampler draws from chance that is not seen here: one draft came out otherwise when "
-                    "it was repeated. So its outcomes cannot be listed; give samples=."
-                )
+                    return self._call(draft, draft.case)
+
+            if len({run() for _ in range(_REPEATS)}) > 1:
+                raise _unseen(source_of(run) or "chance that is not seen here")
         self.calls = calls
 
     def compare_with_calls(self, evidence: Sequence[tuple[Draft, Emitted]], calls: int) -> None:

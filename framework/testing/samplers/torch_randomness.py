@@ -18,8 +18,9 @@ from draftwood.laws.randomness import Randomness
 from draftwood.testing.diagnosis.intervals import CannotEnumerate
 from draftwood.testing.proofs.enumerator import enumerate_outcomes
 from draftwood.testing.proofs.lossless import JointLaw
+from draftwood.testing.samplers.lazy_arrays import LazyArray
 from draftwood.testing.samplers.lazy_numbers import FEW_INTEGERS, LazyChance, LazyNumber
-from draftwood.testing.samplers.lazy_tensors import LazyArray, LazyTensor, written
+from draftwood.testing.samplers.lazy_tensors import LazyTensor, written, written_for_a_while
 from draftwood.testing.samplers.other_randomness import (
     in_random_order,
     of_math,
@@ -83,7 +84,8 @@ def torch_randomness(rng: Randomness, *, used: UsedGenerators | None = None) -> 
             seeded so that it repeats its numbers.
     """
     CannotEnumerate.made.clear()
-    with _RUNNING.of_run(rng, used or UsedGenerators()) as chance, replaced(_functions()):
+    run = _RUNNING.of_run(rng, used or UsedGenerators())
+    with run as chance, replaced(_functions()), written_for_a_while():
         yield chance
     if CannotEnumerate.made:  # the code caught it, and went on without its number
         raise CannotEnumerate.made[0]
@@ -312,7 +314,7 @@ def torch_law(run: Callable[[], Sequence[int] | Tensor], *, budget: int = 100_00
             except Exception as error:
                 fault = fault or f"raises ({type(error).__name__}: {error})"
                 return RAISED
-        return as_tokens(returned)
+            return as_tokens(returned)
 
     law: dict[tuple[int, ...], float] = {}
     runs = 0
