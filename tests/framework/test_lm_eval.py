@@ -13,6 +13,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from draftwood.integrations.lm_eval import DraftwoodLM
+from tests.near_ties import check_ties
 
 pytestmark = pytest.mark.integrations
 
@@ -36,6 +37,19 @@ def texts(lm, **options):
     return lm.generate_until(requests, disable_tqdm=True)
 
 
+def check_texts(plain, found, expected):
+    """Texts are equal but where two tokens are equally likely within the rounding of bfloat16."""
+    for (prompt, _), mine, theirs in zip(TASKS, found, expected, strict=True):
+        ids = [plain.tok_encode(prompt + text) for text in (mine, theirs)]
+
+        def scores_at(place, ids=ids[1]):
+            with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+                return plain.model(torch.tensor([ids[:place]])).logits[0, -1]
+
+        if mine != theirs:
+            check_ties(*ids, scores_at)
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("options", [{}, {"mixed_precision_dtype": "bfloat16"}], ids=["fp32", "autocast"])
 def test_drafted_texts_are_those_of_lm_eval(rows, options, monkeypatch):
@@ -46,9 +60,13 @@ def test_drafted_texts_are_those_of_lm_eval(rows, options, monkeypatch):
     head = ours.model.get_output_embeddings()
     head.register_forward_hook(lambda _, __, output: dtypes.append(output.dtype))
     expected = texts(plain, do_sample=False)
-    assert texts(ours, do_sample=False) == expected
-    assert len(set(expected)) > 3
+    found = texts(ours, do_sample=False)
     autocast = "mixed_precision_dtype" in options
+    if autocast:
+        check_texts(plain, found, expected)
+    else:
+        assert found == expected
+    assert len(set(expected)) > 3
     assert set(dtypes) == {torch.bfloat16 if autocast else torch.float32}
     loop: Any = ours._loop
     assert loop._decoder is not None  # it was ours that wrote
