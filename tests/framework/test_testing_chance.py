@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import random
 import re
@@ -216,6 +217,21 @@ def test_an_unseen_coin_that_fell_alike_until_a_verdict_is_named(monkeypatch) ->
     with pytest.raises(UnseenChance, match=r"a clock \(perf_counter_ns\).*give samples="):
         prove_sampler(
             leviathan(coin=lambda: time.perf_counter_ns() % 1000 / 1000 if told else 0.5), models=PLAIN
+        )
+
+
+def test_an_unseen_coin_that_falls_otherwise_only_in_ordinary_calls_is_named(monkeypatch) -> None:
+    told, numbers = list[bool](), itertools.count()
+    compare = CheckedSampler.compare_with_calls
+
+    def compared(self, *args) -> None:
+        told.append(True)
+        compare(self, *args)
+
+    monkeypatch.setattr(CheckedSampler, "compare_with_calls", compared)
+    with pytest.raises(UnseenChance, match=r"an object's address \(id\).*give samples="):
+        prove_sampler(
+            leviathan(coin=lambda: (id(object()), next(numbers) % 4 / 4 if told else 0.5)[1]), models=PLAIN
         )
 
 

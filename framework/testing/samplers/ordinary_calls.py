@@ -43,9 +43,7 @@ def compare_with_calls(
         seed: of the generators of the process, which are set back in the end.
     """
     with kept_states():
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
+        _seed_all(seed)
         for draft, law in evidence:
             counts: dict[Text, int] = {}
             for _ in range(calls):
@@ -60,6 +58,22 @@ def compare_with_calls(
                         f"and with numbers that are not drawn yet with probability {chance:.3f}, so it tells "
                         "them apart and its outcomes cannot be listed; give samples=."
                     )
+
+
+def texts_of_one_seed(call: Callable[[], Text], *, calls: int, seed: int) -> set[Text]:
+    """Returns the texts of calls that all begin with the same seed; several where a source has another."""
+    found = set[Text]()
+    with kept_states():
+        for _ in range(calls):
+            _seed_all(seed)
+            found.add(call())
+    return found
+
+
+def _seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 def _told(text: Text) -> str:

@@ -21,7 +21,7 @@ from draftwood.testing.proofs.enumerator import BudgetExceeded, EndlessRun, Enum
 from draftwood.testing.proofs.hidden_randomness import drawn_from, kept_states, process_states
 from draftwood.testing.samplers.continued_laws import Emitted, Text
 from draftwood.testing.samplers.forbidden_texts import forbidden
-from draftwood.testing.samplers.ordinary_calls import compare_with_calls
+from draftwood.testing.samplers.ordinary_calls import compare_with_calls, texts_of_one_seed
 from draftwood.testing.samplers.returned_tokens import as_rows, as_tokens
 from draftwood.testing.samplers.sampler_cases import Draft, SamplerCase, likely_breaks
 from draftwood.testing.samplers.sampler_errors import (
@@ -180,21 +180,35 @@ class CheckedSampler:
             self.calls = calls
             return
         for draft in possible:
-
-            def run(draft: Draft = draft) -> Text:
-                with torch_randomness(Enumerator([]), used=self._used):
-                    return self._call(draft, draft.case)
-
+            run = partial(self._first_outcome, draft)
             if len({run() for _ in range(_REPEATS)}) > 1:
                 raise _unseen(source_of(run) or "chance that is not seen here")
         self.calls = calls
 
+    def _first_outcome(self, draft: Draft) -> Text:
+        with torch_randomness(Enumerator([]), used=self._used):
+            return self._call(draft, draft.case)
+
     def compare_with_calls(self, evidence: Sequence[tuple[Draft, Emitted]], calls: int) -> None:
-        """Raise `CannotEnumerate` where the enumerated laws differ from the laws of ordinary calls."""
+        """Raise `CannotEnumerate` where the enumerated laws differ from the laws of ordinary calls.
+
+        It is `UnseenChance` where ordinary calls from one seed differ too, and a source is found.
+        """
         if self.uniforms is not None:
             return
         before = self.calls
-        compare_with_calls(lambda draft: self._call(draft, draft.case), evidence, calls=calls, seed=self.seed)
+        try:
+            compare_with_calls(
+                lambda draft: self._call(draft, draft.case), evidence, calls=calls, seed=self.seed
+            )
+        except CannotEnumerate:
+            for draft, _ in evidence:
+                run = partial(self._call, draft, draft.case)
+                if len(texts_of_one_seed(run, calls=calls, seed=self.seed)) < 2:
+                    continue
+                if found := source_of(partial(self._first_outcome, draft)):
+                    raise _unseen(found) from None
+            raise
         self.calls = before
 
     def in_float32(self, draft: Draft) -> bool:
