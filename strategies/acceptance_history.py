@@ -5,14 +5,16 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import pairwise
-from typing import Any
 
 import attrs
 import numpy as np
 from jaxtyping import Float
+from numpy.typing import NDArray
 
 from draftwood import TokenTree
+from draftwood.kernels.machine_code import compiled
+
+Floats = NDArray[np.float64]
 
 BOUNDS = (0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.98)
 """Bounds between the bins of a child's probability, given that its earlier siblings failed."""
@@ -68,11 +70,6 @@ FIRST_WEIGHT, FIRST_ROW_WEIGHT = 4.0, 12.0
 """Judged first children of a depth that these count for."""
 
 KINDS = RANKS * BINS
-
-PARTS = tuple(
-    slice(*of) for of in pairwise((0, KINDS, 2 * KINDS, 2 * KINDS + DEPTHS, 2 * KINDS + 2 * DEPTHS))
-)
-"""Places in `JudgedCounts.flat`: children by kind, accepted ones; first children by depth, accepted ones."""
 
 
 @attrs.frozen
@@ -190,11 +187,13 @@ class AcceptanceRates:
         by_chance: by rank and bin of the probability.
         by_rank: by rank, of a child whose token is not known yet.
         by_depth: by depth, of a first child whose probability is not known yet.
+        most: the largest of these.
     """
 
     by_chance: Sequence[Sequence[float]]
     by_rank: Sequence[float]
     by_depth: Sequence[float]
+    most: float
 
     def known(self, rank: int, chance: float) -> float:
         """Returns the rate of a child of this rank, drawn with this probability after its siblings."""
@@ -228,36 +227,13 @@ class RowRates:
     @classmethod
     def of(cls, histories: Sequence[AcceptanceHistory], assumed: AssumedRates) -> RowRates:
         """Returns each row's rates; where a row has judged little, they are nearly the rates of all rows."""
-        assumed_by_chance, assumed_by_rank = assumed.arrays
         counts = np.stack([one.counts.array for one in histories])
-        counts *= np.array([[one.faded] for one in histories])
-        judged, accepted, tried, hit = (counts[:, of] for of in PARTS)
-        by_kind = counts[:, : 2 * KINDS].reshape(-1, 2, RANKS, BINS)
-        judged_ranks, accepted_ranks = by_kind.sum(3).swapaxes(0, 1)
-        together = counts.sum(0)
-        by_chance = _rate(together[PARTS[1]], together[PARTS[0]], assumed_by_chance, WEIGHT)
-        by_rank = _rate(accepted_ranks.sum(0), judged_ranks.sum(0), assumed_by_rank, WEIGHT)
-        depths, above, all_tried = list[float](), assumed.by_rank[0], together[PARTS[2]]
-        for hits, tries in zip(together[PARTS[3]].tolist(), all_tried.tolist(), strict=True):
-            above = _rate(hits, tries, above, FIRST_WEIGHT)  # nobody has reached it: like the depth above
-            depths.append(above)
-        by_depth = np.array(depths)
-        doubt = np.sqrt(by_depth * (1 - by_depth) / (all_tried + FIRST_WEIGHT))
-        if len(histories) > 1:
-            by_chance = _rate(accepted, judged, by_chance, ROW_WEIGHT)
-            by_rank = _rate(accepted_ranks, judged_ranks, by_rank, ROW_WEIGHT)
-            by_depth = _rate(hit, tried, by_depth, FIRST_ROW_WEIGHT)
-        rows = len(histories)
-        return cls(
-            by_chance.reshape(rows, RANKS, BINS),
-            by_rank.reshape(rows, RANKS),
-            by_depth.reshape(rows, DEPTHS),
-            doubt,
-        )
+        faded = np.array([one.faded for one in histories])
+        return cls(*_rates_of(counts, faded, *assumed.arrays))
 
     def rows(self) -> list[AcceptanceRates]:
         """Returns the rates of every row, in plain numbers."""
-        arrays = self.by_chance, self.by_rank, self.by_depth
+        arrays = self.by_chance, self.by_rank, self.by_depth, self.by_depth.max(1)
         return [AcceptanceRates(*of) for of in zip(*(one.tolist() for one in arrays), strict=True)]
 
     def first(self, depth: int, *, optimism: float) -> Float[np.ndarray, "rows depth"]:
@@ -271,6 +247,49 @@ class RowRates:
         return rates
 
 
-def _rate(hits: Any, tried: Any, assumed: Any, weight: float) -> Any:
-    """Returns the rates of hits, where an assumed rate counts for as many tries as `weight`."""
-    return (hits + weight * assumed) / (tried + weight)
+@compiled
+def _rates_of(
+    counts: Floats, faded: Floats, assumed_by_chance: Floats, assumed_by_rank: Floats
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Returns the arrays of `RowRates`: of all rows together first, then of each row.
+
+    Args:
+        counts: `JudgedCounts.flat` of the rows, `[rows, counts]`.
+        faded: what each row's still count.
+        assumed_by_chance, assumed_by_rank: as `AssumedRates.arrays`.
+    """
+    rows = len(counts)
+    by_chance, by_rank = np.empty((rows, RANKS, BINS)), np.empty((rows, RANKS))
+    by_depth, doubt = np.empty((rows, DEPTHS)), np.empty(DEPTHS)
+    of_rows = counts * faded.reshape(-1, 1)
+    together = of_rows.sum(0)
+    own = rows > 1  # a row by itself is all rows
+    for rank in range(RANKS):
+        judged, accepted = np.zeros(rows), np.zeros(rows)
+        for place in range(rank * BINS, (rank + 1) * BINS):
+            rate = (together[KINDS + place] + WEIGHT * assumed_by_chance[place]) / (together[place] + WEIGHT)
+            for row in range(rows):
+                tried, hits = of_rows[row, place], of_rows[row, KINDS + place]
+                judged[row] += tried
+                accepted[row] += hits
+                by_chance[row, rank, place - rank * BINS] = (
+                    (hits + ROW_WEIGHT * rate) / (tried + ROW_WEIGHT) if own else rate
+                )
+        rate = (accepted.sum() + WEIGHT * assumed_by_rank[rank]) / (judged.sum() + WEIGHT)
+        for row in range(rows):
+            by_rank[row, rank] = (
+                (accepted[row] + ROW_WEIGHT * rate) / (judged[row] + ROW_WEIGHT) if own else rate
+            )
+    rate = assumed_by_rank[0]
+    for depth in range(DEPTHS):
+        place = 2 * KINDS + depth
+        # A depth that nobody has reached is thought to be like the one above.
+        tried = together[place] + FIRST_WEIGHT
+        rate = (together[place + DEPTHS] + FIRST_WEIGHT * rate) / tried
+        doubt[depth] = np.sqrt(rate * (1 - rate) / tried)
+        for row in range(rows):
+            tries, hits = of_rows[row, place], of_rows[row, place + DEPTHS]
+            by_depth[row, depth] = (
+                (hits + FIRST_ROW_WEIGHT * rate) / (tries + FIRST_ROW_WEIGHT) if own else rate
+            )
+    return by_chance, by_rank, by_depth, doubt

@@ -5,14 +5,17 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
-import attrs
 import numpy as np
 from jaxtyping import Float
+from numpy.typing import NDArray
 
 from draftwood import Deterministic, PassCosts, Siblings
+from draftwood.kernels.machine_code import compiled
 from draftwood.strategies.acceptance_history import AcceptanceHistory, AcceptanceRates, AssumedRates, RowRates
+
+Floats = NDArray[np.float64]
 
 OPTIMISM = 0.75
 """Standard errors by which a first node is thought better than it was, so that it is tried again."""
@@ -25,8 +28,7 @@ CONTEXT = 16
 """Tokens of a text within which passes cost the same."""
 
 
-@attrs.frozen
-class DrawnNode:
+class DrawnNode(NamedTuple):
     """A drawn child of a layer.
 
     Attributes:
@@ -57,10 +59,10 @@ class NodeSlot:
         """`accepted`: the estimated probability that the node itself is."""
         self._siblings, self._rates = siblings, rates
         self.judged, self._left = accepted, 1.0  # the latter of the draft's distribution
-        self._estimate()
+        self._estimate(0)
 
-    def _estimate(self) -> None:
-        rank, weight = len(self._siblings.tokens), self._siblings.weight
+    def _estimate(self, rank: int) -> None:
+        weight = self._siblings.weight
         if weight <= 0:
             self.value = 0.0
         elif self._siblings.law is Deterministic:
@@ -69,20 +71,21 @@ class NodeSlot:
             self.value = self.judged * self._rates.unknown(rank)
 
     def _share(self, weight: float) -> float:
-        return min(weight / self._left, 1.0) if self._left > 0 else 1.0
+        return weight / self._left if weight < self._left else 1.0
 
     def draw(self, parent: int) -> DrawnNode | None:
         """Draw the next child of the node with this number; None where no token is left."""
-        rank = len(self._siblings.tokens)
-        if not self._siblings.draw():
+        siblings, rates = self._siblings, self._rates
+        rank = len(siblings.tokens)
+        if not siblings.draw():
             self.value = 0.0
             return None
-        weight = self._siblings.chances[-1]
+        weight = siblings.chances[-1]
         chance = self._share(weight)
-        rate = self._rates.known(rank, chance)
+        rate = rates.known(rank, chance)
         drawn = DrawnNode(parent, rank, chance, self.judged * rate)
         self._left, self.judged = max(self._left - weight, 0.0), self.judged * (1 - rate)
-        self._estimate()
+        self._estimate(rank + 1)
         return drawn
 
 
@@ -91,17 +94,16 @@ class LayerSlots:
 
     Attributes:
         drawn: nodes, in drawn order.
+        value: of the slot that is worth most; 0 where there is none.
     """
+
+    __slots__ = ("_slots", "_waiting", "drawn", "value")
 
     def __init__(self, slots: Sequence[NodeSlot]) -> None:
         self._slots, self.drawn = slots, list[DrawnNode]()
         self._waiting = [(-slot.value, number) for number, slot in enumerate(slots)]
         heapq.heapify(self._waiting)
-
-    @property
-    def value(self) -> float:
-        """Returns the value of the slot that is worth most; 0 where there is none."""
-        return -self._waiting[0][0] if self._waiting else 0.0
+        self.value = -self._waiting[0][0] if slots else 0.0
 
     def __iter__(self) -> Iterator[NodeSlot]:
         return iter(self._slots)
@@ -116,6 +118,7 @@ class LayerSlots:
             number = self._waiting[0][1]
             node = self._slots[number].draw(number)
             heapq.heapreplace(self._waiting, (-self._slots[number].value, number))
+            self.value = -self._waiting[0][0]
             if node is not None:
                 self.drawn.append(node)
                 return True
@@ -168,12 +171,12 @@ class PayingNodes:
         context = CONTEXT * round(context / CONTEXT)
         self._rates, self.depth = RowRates.of(histories, assumed), depth
         times = costs, budget, len(histories), context
-        self._passes, self._calls, slopes, rates = seconds(*times, assumed.by_rank[0])
+        self._passes, self._calls, slopes, least, rates = seconds(*times, assumed.by_rank[0])
         self._assumed = float(rates[:depth].max(initial=1.0))  # tokens a round of ordinary decoding
         self._first = self._rates.first(depth, optimism=OPTIMISM)
         self._thought = float(self._first[:, 0].sum() / self._rates.by_depth[:, 0].sum()) if depth else 1.0
         self.rows, self.price = len(histories), self._reached_rate(histories)
-        self._prices = self.price * slopes
+        self._prices, self._least_prices = self.price * slopes, self.price * least
         self._sizes = [0] * len(histories)
         self._leaves = [[1.0] for _ in histories]  # their probabilities of acceptance, the largest first
         self._offered: dict[int, LayerSlots] = {}
@@ -282,9 +285,11 @@ class PayingNodes:
         if floor <= 0:
             return here * depths
         # What a depth is worth of the one above: no more siblings than these can be worth `floor` each.
-        first, second, later = (1 - rates.unknown(rank) for rank in range(3))
-        below = 1 - min(first, 1 - max(rates.by_depth)) * second * later ** max(1 / floor - 2, 0)
-        return float(here * sum(below**depth for depth in range(depths)))
+        first, second, later = rates.by_rank
+        missed = min(1 - first, 1 - rates.most) * (1 - second) * (1 - later) ** max(1 / floor - 2, 0)
+        if missed < 1e-9:
+            return here * depths
+        return here * (1 - (1 - missed) ** depths) / missed  # type: ignore[no-any-return]
 
     def _paying_width(self) -> int:
         """Returns how many leaves of a row are opened next, if chains below them pay for their time."""
@@ -294,19 +299,46 @@ class PayingNodes:
         if most < 1 or left < 1:
             return 0
         accepted = np.array([(leaves + [0.0] * most)[:most] for leaves in self._leaves])
-        # Of the best leaves of every row, and of chains below them: [widths, layers], over all rows.
-        tokens = accepted.cumsum(1).T @ self._first[:, self._layer :].cumprod(1).cumsum(1)
-        widths, layers = np.arange(1, most + 1)[:, None], np.arange(1, left + 1)
-        sizes = size + widths * layers
-        fits = sizes < len(self._passes)
-        times = self._passes[np.where(fits, sizes, 0)] - self._passes[size] + layers * self._calls[widths - 1]
-        gains = np.where(fits, tokens - self.price * times, -np.inf)
-        best = int(gains.argmax())
-        if gains.flat[best] <= 0:
+        width: int = best_width(
+            accepted, self._first[:, self._layer :], self._passes, self._calls, size, self.price
+        )
+        if not width:
             return 0
-        least = float(self._prices[size:].min())
+        least = float(self._least_prices[size])
         self._paying = room if least <= 0 else min(room, int(self._thought * self.rows / least))
-        return 1 + best // left
+        return width
+
+
+@compiled
+def best_width(
+    accepted: Floats, first: Floats, passes: Floats, calls: Floats, size: int, price: float
+) -> int:
+    """Returns how many leaves of a row are opened, if chains below them pay most so; 0 where none pays.
+
+    Args:
+        accepted: probabilities of acceptance of the leaves of each row, the largest first, `[rows, leaves]`.
+        first: rates of first children in the layers below them, `[rows, layers]`.
+        passes, calls: as `seconds` gives them.
+        size: nodes of the largest tree so far.
+        price: tokens that a second must bring.
+    """
+    rows, layers = first.shape
+    of_width, widest, most = np.zeros(rows), 0, 0.0
+    for width in range(1, accepted.shape[1] + 1):
+        for row in range(rows):
+            of_width[row] += accepted[row, width - 1]
+        reached, tokens = of_width.copy(), 0.0
+        for layer in range(1, layers + 1):
+            larger = size + width * layer
+            if larger >= len(passes):
+                break
+            for row in range(rows):
+                reached[row] *= first[row, layer - 1]
+                tokens += reached[row]
+            gain = tokens - price * (passes[larger] - passes[size] + layer * calls[width - 1])
+            if gain > most:
+                widest, most = width, gain
+    return widest
 
 
 @lru_cache(maxsize=64)
@@ -316,19 +348,23 @@ def seconds(
     Float[np.ndarray, " sizes"],
     Float[np.ndarray, " nodes"],
     Float[np.ndarray, " sizes"],
+    Float[np.ndarray, " sizes"],
     Float[np.ndarray, " nodes"],
 ]:
     """Returns what is known before anything is drafted.
 
-    Seconds of rounds by the nodes of a row; of draft calls; the least slopes; and tokens of chains by their
-    length, in the time of a round without one, where `rate` of the tokens are accepted.
+    Seconds of rounds by the nodes of a row; of draft calls; the least slopes, from each size and from any
+    larger one; and tokens of chains by their length, in the time of a round without one, where `rate` of the
+    tokens are accepted.
     """
     sizes, at = np.arange(1, budget + 2), dict[str, Any](rows=rows, context=context)
     rounds = costs.target(sizes, **at) + costs.rest_seconds(sizes, **at)
     calls = costs.draft_seconds(sizes[:-1], **at)
     chains = sizes[:-1]
     times = (rounds[chains] + chains * calls[0]) / rounds[0]
-    return rounds, calls, _least_slopes(rounds), (1 + np.cumsum(rate**chains)) / times
+    slopes = _least_slopes(rounds)
+    least = np.minimum.accumulate(slopes[::-1])[::-1].copy()
+    return rounds, calls, slopes, least, (1 + np.cumsum(rate**chains)) / times
 
 
 def _least_slopes(times: Float[np.ndarray, " sizes"]) -> Float[np.ndarray, " sizes"]:
