@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -51,18 +51,20 @@ class NodeSlot:
         judged: the estimated probability that the verifier comes to judge the child.
         value: the estimated probability that the child is accepted, known before its token is drawn; 0 where
             no token is left.
+        rank: of the child among its siblings.
     """
 
-    __slots__ = ("_left", "_rates", "_siblings", "judged", "value")
+    __slots__ = ("_left", "_rates", "_siblings", "judged", "rank", "value")
 
     def __init__(self, siblings: Siblings, accepted: float, rates: AcceptanceRates) -> None:
         """`accepted`: the estimated probability that the node itself is."""
         self._siblings, self._rates = siblings, rates
         self.judged, self._left = accepted, 1.0  # the latter of the draft's distribution
-        self._estimate(0)
+        self.rank = len(siblings.tokens)
+        self._estimate()
 
-    def _estimate(self, rank: int) -> None:
-        weight = self._siblings.weight
+    def _estimate(self) -> None:
+        rank, weight = self.rank, self._siblings.weight
         if weight <= 0:
             self.value = 0.0
         elif self._siblings.law is Deterministic:
@@ -76,7 +78,7 @@ class NodeSlot:
     def draw(self, parent: int) -> DrawnNode | None:
         """Draw the next child of the node with this number; None where no token is left."""
         siblings, rates = self._siblings, self._rates
-        rank = len(siblings.tokens)
+        rank = self.rank
         if not siblings.draw():
             self.value = 0.0
             return None
@@ -85,7 +87,8 @@ class NodeSlot:
         rate = rates.known(rank, chance)
         drawn = DrawnNode(parent, rank, chance, self.judged * rate)
         self._left, self.judged = max(self._left - weight, 0.0), self.judged * (1 - rate)
-        self._estimate(rank + 1)
+        self.rank = rank + 1
+        self._estimate()
         return drawn
 
 
@@ -95,15 +98,19 @@ class LayerSlots:
     Attributes:
         drawn: nodes, in drawn order.
         value: of the slot that is worth most; 0 where there is none.
+        best_drawn: the largest probability of acceptance of a drawn node; 0 where there is none.
     """
 
-    __slots__ = ("_slots", "_waiting", "drawn", "value")
+    __slots__ = ("_slots", "_waiting", "best_drawn", "drawn", "value")
 
     def __init__(self, slots: Sequence[NodeSlot]) -> None:
-        self._slots, self.drawn = slots, list[DrawnNode]()
+        self._slots, self.drawn, self.best_drawn = slots, list[DrawnNode](), 0.0
         self._waiting = [(-slot.value, number) for number, slot in enumerate(slots)]
         heapq.heapify(self._waiting)
         self.value = -self._waiting[0][0] if slots else 0.0
+
+    def __len__(self) -> int:
+        return len(self._slots)
 
     def __iter__(self) -> Iterator[NodeSlot]:
         return iter(self._slots)
@@ -121,6 +128,7 @@ class LayerSlots:
             self.value = -self._waiting[0][0]
             if node is not None:
                 self.drawn.append(node)
+                self.best_drawn = max(self.best_drawn, node.accepted)
                 return True
         return False
 
@@ -245,12 +253,36 @@ class PayingNodes:
                 while self._sizes[row] < paid and slots.value >= least[row] and slots.draw():
                     self._sizes[row] += 1
             values = sum(slots.value for slots in offered.values())
-            if paid == most or thought * values <= self._prices[paid] or values < sum(least.values()):
+            if paid == most or values < sum(least.values()) or not self._more_pay(offered, paid, thought):
                 break
             paid, thought = paid + 1, 1.0
         self._leaves = [[] for _ in self._sizes]
         for row, slots in offered.items():
             self._leaves[row] = sorted((node.accepted for node in slots.drawn), reverse=True)
+
+    def _more_pay(self, offered: Mapping[int, LayerSlots], paid: int, thought: float) -> bool:
+        """Returns whether further nodes in every row are expected to pay; `paid` is the largest tree so far."""
+        width = max(len(slots) for slots in offered.values())
+        of_slots, drawn = np.zeros((3, self.rows, width)), np.zeros(self.rows)
+        for row, slots in offered.items():
+            drawn[row] = slots.best_drawn
+            for number, slot in enumerate(slots):
+                of_slots[:, row, number] = slot.value, slot.judged, slot.rank
+        unknown = self._rates.by_rank
+        first = self._first[:, self._layer :]
+        return bool(
+            more_pay(
+                of_slots,
+                drawn,
+                unknown,
+                first,
+                self._passes,
+                float(self._calls[0]),
+                paid,
+                self.price,
+                thought,
+            )
+        )
 
     def _least_of_budget(self, row: int, offered: LayerSlots, *, floor: float) -> float:
         """Returns the least value of the nodes that a row's budget may be expected to hold at the end.
@@ -339,6 +371,70 @@ def best_width(
             if gain > most:
                 widest, most = width, gain
     return widest
+
+
+@compiled
+def more_pay(
+    slots: Floats,
+    drawn: Floats,
+    unknown: Floats,
+    first: Floats,
+    passes: Floats,
+    call: float,
+    size: int,
+    price: float,
+    thought: float,
+) -> bool:
+    """Returns whether further nodes in this layer pay, with chains below it, if nodes fare as expected.
+
+    Args:
+        slots: value, probability to be judged and rank of the next child of every node, `[3, rows, nodes]`.
+        drawn: of the best node that a row has in this layer, its probability of acceptance, `[rows]`.
+        unknown: rates of acceptance by rank, `[rows, ranks]`.
+        first: rates of first children in the layers below, `[rows, layers]`.
+        passes: as `seconds` gives them.
+        call: of a layer of one node.
+        size: nodes of the largest tree so far.
+        price: tokens that a second must bring.
+        thought: by how much the first of these nodes is thought better than it was.
+    """
+    rows, layers = first.shape
+    value, judged, rank = slots[0].copy(), slots[1].copy(), slots[2].copy()
+    now, then = drawn.copy(), drawn.copy()  # the best leaves without and with further nodes
+    for row in range(rows):
+        then[row] = max(then[row], thought * value[row].max())
+    below, without = np.zeros((2, layers + 1))
+    for layer in range(layers):
+        below[layer + 1], without[layer + 1] = below[layer] - price * call, without[layer] - price * call
+        for row in range(rows):
+            now[row] *= first[row, layer]
+            then[row] *= first[row, layer]
+            without[layer + 1] += now[row]
+            below[layer + 1] += then[row]
+    least = 0.0
+    for layer in range(layers + 1):
+        if size + layer < len(passes):
+            least = max(least, without[layer] - price * (passes[size + layer] - passes[size]))
+    tokens = 0.0
+    for larger in range(size + 1, len(passes)):
+        added = 0.0
+        for row in range(rows):
+            best = value[row].argmax()
+            added += value[row, best]
+            judged[row, best] -= value[row, best]
+            rank[row, best] += 1
+            value[row, best] = (
+                judged[row, best] * unknown[row, int(min(rank[row, best], unknown.shape[1] - 1))]
+            )
+        if added <= 0:
+            break
+        tokens += thought * added if larger == size + 1 else added
+        for layer in range(layers + 1):
+            if larger + layer < len(passes):
+                spent = price * (passes[larger + layer] - passes[size])
+                if tokens + below[layer] - spent > least:
+                    return True
+    return False
 
 
 @lru_cache(maxsize=64)

@@ -119,7 +119,7 @@ class BatchRow:
     def view(self, costs: PassCosts | None, *, rows: int) -> RowView:
         """Returns what the policy may know of the row before a round of so many rows."""
         return RowView(
-            length=self.stops.before + self.stops.written,
+            length=self.stops.length,
             left=self.stops.room,
             history=self.history,
             rows=rows if self.policy.scope == "batch" else 1,

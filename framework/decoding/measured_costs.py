@@ -148,9 +148,10 @@ def _passes(
                 if len(passes) > 1 and _over(target, ends):
                     break
                 # The weights that a round reads are where the last one left them. After a pass of another
-                # size they are not: a first pass warms up.
-                _one_round(target, drafter, batch, size)
-                drafting, taken = _one_round(target, drafter, batch, size)
+                # size they are not: a first pass warms up. A round without a tree has no draft call.
+                drafting_too = drafter if size > 1 or max(sizes) == 1 else None
+                _one_round(target, drafting_too, batch, size)
+                drafting, taken = _one_round(target, drafting_too, batch, size)
                 passes.setdefault(size, []).append(taken)
                 for nodes, call in drafting.items():
                     calls.setdefault(nodes, []).append(call)

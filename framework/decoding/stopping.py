@@ -165,6 +165,11 @@ class RowStops:
             self.criteria.written(self.row, (), ended=True)
 
     @property
+    def length(self) -> int:
+        """Returns the tokens of the text so far."""
+        return self.before + self.written
+
+    @property
     def room(self) -> int:
         """New tokens that the row may still have."""
         return self.limit - self.written
