@@ -242,7 +242,7 @@ class RowRates:
         `optimism` says by how many.
         """
         deeper = [self.by_depth[:, -1:]] * max(depth - DEPTHS, 0)
-        rates = np.concatenate([self.by_depth[:, :depth], *deeper], axis=1)
+        rates = np.ascontiguousarray(np.concatenate([self.by_depth[:, :depth], *deeper], axis=1))
         rates[:, :1] = np.minimum(rates[:, :1] + optimism * self.doubt[0], 1.0)
         return rates
 

@@ -261,28 +261,30 @@ class PayingNodes:
             self._leaves[row] = sorted((node.accepted for node in slots.drawn), reverse=True)
 
     def _more_pay(self, offered: Mapping[int, LayerSlots], paid: int, thought: float) -> bool:
-        """Returns whether further nodes in every row are expected to pay; `paid` is the largest tree so far."""
+        """Returns whether further nodes in every row are expected to pay.
+
+        `paid` is the size of the largest tree so far, and `thought` raises the value of a first node.
+        """
         width = max(len(slots) for slots in offered.values())
         of_slots, drawn = np.zeros((3, self.rows, width)), np.zeros(self.rows)
         for row, slots in offered.items():
             drawn[row] = slots.best_drawn
             for number, slot in enumerate(slots):
                 of_slots[:, row, number] = slot.value, slot.judged, slot.rank
-        unknown = self._rates.by_rank
-        first = self._first[:, self._layer :]
-        return bool(
-            more_pay(
-                of_slots,
-                drawn,
-                unknown,
-                first,
-                self._passes,
-                float(self._calls[0]),
-                paid,
-                self.price,
-                thought,
-            )
+        # Whole arrays: machine code is made once for those, and once more for pieces of others.
+        found: bool = more_pay(
+            of_slots,
+            drawn,
+            self._rates.by_rank,
+            self._first,
+            self._layer,
+            self._passes,
+            float(self._calls[0]),
+            paid,
+            self.price,
+            thought,
         )
+        return found
 
     def _least_of_budget(self, row: int, offered: LayerSlots, *, floor: float) -> float:
         """Returns the least value of the nodes that a row's budget may be expected to hold at the end.
@@ -332,7 +334,7 @@ class PayingNodes:
             return 0
         accepted = np.array([(leaves + [0.0] * most)[:most] for leaves in self._leaves])
         width: int = best_width(
-            accepted, self._first[:, self._layer :], self._passes, self._calls, size, self.price
+            accepted, self._first, self._layer, self._passes, self._calls, size, self.price
         )
         if not width:
             return 0
@@ -343,31 +345,32 @@ class PayingNodes:
 
 @compiled
 def best_width(
-    accepted: Floats, first: Floats, passes: Floats, calls: Floats, size: int, price: float
+    accepted: Floats, first: Floats, layer: int, passes: Floats, calls: Floats, size: int, price: float
 ) -> int:
     """Returns how many leaves of a row are opened, if chains below them pay most so; 0 where none pays.
 
     Args:
         accepted: probabilities of acceptance of the leaves of each row, the largest first, `[rows, leaves]`.
-        first: rates of first children in the layers below them, `[rows, layers]`.
+        first: rates of first children in all layers, `[rows, layers]`.
+        layer: layers that were drawn.
         passes, calls: as `seconds` gives them.
         size: nodes of the largest tree so far.
         price: tokens that a second must bring.
     """
-    rows, layers = first.shape
+    rows, left = len(first), first.shape[1] - layer
     of_width, widest, most = np.zeros(rows), 0, 0.0
     for width in range(1, accepted.shape[1] + 1):
         for row in range(rows):
             of_width[row] += accepted[row, width - 1]
         reached, tokens = of_width.copy(), 0.0
-        for layer in range(1, layers + 1):
-            larger = size + width * layer
+        for length in range(1, left + 1):
+            larger = size + width * length
             if larger >= len(passes):
                 break
             for row in range(rows):
-                reached[row] *= first[row, layer - 1]
+                reached[row] *= first[row, layer + length - 1]
                 tokens += reached[row]
-            gain = tokens - price * (passes[larger] - passes[size] + layer * calls[width - 1])
+            gain = tokens - price * (passes[larger] - passes[size] + length * calls[width - 1])
             if gain > most:
                 widest, most = width, gain
     return widest
@@ -379,6 +382,7 @@ def more_pay(
     drawn: Floats,
     unknown: Floats,
     first: Floats,
+    layer: int,
     passes: Floats,
     call: float,
     size: int,
@@ -391,30 +395,31 @@ def more_pay(
         slots: value, probability to be judged and rank of the next child of every node, `[3, rows, nodes]`.
         drawn: of the best node that a row has in this layer, its probability of acceptance, `[rows]`.
         unknown: rates of acceptance by rank, `[rows, ranks]`.
-        first: rates of first children in the layers below, `[rows, layers]`.
+        first: rates of first children in all layers, `[rows, layers]`.
+        layer: number of this layer.
         passes: as `seconds` gives them.
         call: of a layer of one node.
         size: nodes of the largest tree so far.
         price: tokens that a second must bring.
         thought: by how much the first of these nodes is thought better than it was.
     """
-    rows, layers = first.shape
+    rows, left = len(first), first.shape[1] - layer
     value, judged, rank = slots[0].copy(), slots[1].copy(), slots[2].copy()
     now, then = drawn.copy(), drawn.copy()  # the best leaves without and with further nodes
     for row in range(rows):
         then[row] = max(then[row], thought * value[row].max())
-    below, without = np.zeros((2, layers + 1))
-    for layer in range(layers):
-        below[layer + 1], without[layer + 1] = below[layer] - price * call, without[layer] - price * call
+    below, without = np.zeros(left + 1), np.zeros(left + 1)
+    for length in range(left):
+        below[length + 1], without[length + 1] = below[length] - price * call, without[length] - price * call
         for row in range(rows):
-            now[row] *= first[row, layer]
-            then[row] *= first[row, layer]
-            without[layer + 1] += now[row]
-            below[layer + 1] += then[row]
+            now[row] *= first[row, layer + length]
+            then[row] *= first[row, layer + length]
+            without[length + 1] += now[row]
+            below[length + 1] += then[row]
     least = 0.0
-    for layer in range(layers + 1):
-        if size + layer < len(passes):
-            least = max(least, without[layer] - price * (passes[size + layer] - passes[size]))
+    for length in range(left + 1):
+        if size + length < len(passes):
+            least = max(least, without[length] - price * (passes[size + length] - passes[size]))
     tokens = 0.0
     for larger in range(size + 1, len(passes)):
         added = 0.0
@@ -429,10 +434,10 @@ def more_pay(
         if added <= 0:
             break
         tokens += thought * added if larger == size + 1 else added
-        for layer in range(layers + 1):
-            if larger + layer < len(passes):
-                spent = price * (passes[larger + layer] - passes[size])
-                if tokens + below[layer] - spent > least:
+        for length in range(left + 1):
+            if larger + length < len(passes):
+                spent = price * (passes[larger + length] - passes[size])
+                if tokens + below[length] - spent > least:
                     return True
     return False
 
