@@ -39,6 +39,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "draftwood.laws.ordered_draws": {"framework", "kernels"},
     "draftwood.strategies": {"framework", "strategies"},
     "draftwood.strategies.verifiers": {"framework", "strategies", "kernels"},
+    "draftwood.strategies.acceptance_history": {"framework", "strategies", "kernels"},
+    "draftwood.strategies.paying_nodes": {"framework", "strategies", "kernels"},
     "draftwood.zoo": {"framework", "strategies", "zoo"},
 }
 

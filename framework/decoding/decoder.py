@@ -108,8 +108,8 @@ class SpeculativeDecoder:
         fit_vocabulary(self.drafter, self.target.vocab_size)
         if isinstance(self.pass_costs, FollowedCosts) and self.target.ranks is not None:
             raise InvalidInput(
-                "FollowedCosts were given to a target that runs over several ranks, whose clocks differ; give "
-                "PassCosts."
+                "FollowedCosts were given to a target that runs over several ranks, whose clocks differ; "
+                "give PassCosts."
             )
         if any(backend is self.target for backend in self.drafter.backends):
             raise IncompatibleModels(

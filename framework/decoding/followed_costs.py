@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from math import exp, log
+from math import log
 
 import attrs
 import numpy as np
@@ -14,18 +14,21 @@ from draftwood.base.validators import probability
 from draftwood.decoding.round_records import Round
 from draftwood.protocols.pass_costs import PassCosts, PassTable
 
-ALL_SIZES, ONE_SIZE, PARTS = 4.0, 4.0, 4.0
+ALL_SIZES, ONE_SIZE, PARTS = 2.0, 2.0, 2.0
 """Rounds that the measured costs count for: of all sizes together, of one size against the others, and of
 each part outside of target passes."""
 
-RENEWED = 8
+RENEWED = 16
 """Rounds after which the corrections come into effect."""
 
 CONTEXT = 16
 """Tokens of a text within which passes cost the same."""
 
-FARTHEST = log(2.0)
-"""How far one round may lie from what was expected of it, as a logarithm, to count with its own time."""
+FARTHEST = 2.0
+"""How many times what was expected of it one round may take, to count with its own time."""
+
+MATTERS = 0.02
+"""Changes of a factor that come into effect, at least."""
 
 
 @attrs.define(eq=False)
@@ -51,18 +54,24 @@ class FollowedCosts:
     measured: PassCosts = attrs.field(validator=attrs.validators.instance_of(PassCosts))
     memory: float = attrs.field(default=0.98, kw_only=True, validator=probability)
     now: PassCosts = attrs.field(init=False)
-    _sizes: Float[np.ndarray, " sizes"] = attrs.field(init=False)
-    _seen: Float[np.ndarray, " sizes"] = attrs.field(init=False)
-    _off: Float[np.ndarray, " sizes"] = attrs.field(init=False)
+    _places: dict[int, int] = attrs.field(factory=dict, init=False)  # by nodes, of the nearest measured size
+    _seen: list[float] = attrs.field(init=False)
+    _off: list[float] = attrs.field(init=False)
     _products: Float[np.ndarray, "3 3"] = attrs.field(init=False)
     _taken: Float[np.ndarray, " 3"] = attrs.field(init=False)
+    _factors: Factors = attrs.field(init=False)
     _rounds: int = attrs.field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.now = self.measured
-        self._sizes = np.array(sorted({nodes for nodes, *_ in self.measured.target.points}), dtype=float)
-        self._seen, self._off = np.zeros((2, len(self._sizes)))
+        sizes = self._sizes
+        self._seen, self._off = [0.0] * len(sizes), [0.0] * len(sizes)
         self._products, self._taken = np.zeros((3, 3)), np.zeros(3)
+        self._factors = Factors((1.0,) * len(sizes), (1.0, 1.0, 1.0))
+
+    @property
+    def _sizes(self) -> list[int]:
+        return sorted({nodes for nodes, *_ in self.measured.target.points})
 
     def observe(self, record: Round, *, context: float = 0) -> None:
         """Take what a round took into account; the prefill of a prompt is left out.
@@ -76,54 +85,68 @@ class FollowedCosts:
         nodes = 1 + max(row.outcome.drafted for row in record.rows)
         at = len(record.rows), CONTEXT * round(context / CONTEXT)
         target, rest, layers = _expected(self.measured, nodes, record.draft_calls, *at)
-        self._seen *= self.memory
-        self._off *= self.memory
-        place = int(np.abs(self._sizes - nodes).argmin())
-        factor = self._target_factors[place]
+        place = self._places.get(nodes)
+        if place is None:
+            sizes = self._sizes
+            place = self._places[nodes] = min(range(len(sizes)), key=lambda n: abs(sizes[n] - nodes))
+        memory = self.memory
+        self._seen, self._off = [memory * n for n in self._seen], [memory * off for off in self._off]
         self._seen[place] += 1
-        self._off[place] += _near(log(max(record.target_seconds, 1e-9) / target), around=factor)
+        self._off[place] += log(_near(record.target_seconds / target, self._factors.target[place]))
         if (others := rest + layers) > 0:
-            parts = np.array([rest, 0.0, 0.0] if nodes == 1 else [0.0, rest, layers]) / others
-            found = max(record.seconds - record.target_seconds, 1e-9) / others
-            around = log(max(float(parts @ self._other_factors), 1e-3))
-            self._products = self.memory * self._products + np.outer(parts, parts)
-            self._taken = self.memory * self._taken + exp(_near(log(found), around=around)) * parts
+            parts = (rest / others, 0.0, 0.0) if nodes == 1 else (0.0, rest / others, layers / others)
+            around = sum(part * factor for part, factor in zip(parts, self._factors.others, strict=True))
+            found = _near((record.seconds - record.target_seconds) / others, around)
+            row = np.array(parts)
+            self._products = memory * self._products + row[:, None] * row
+            self._taken = memory * self._taken + found * row
         self._rounds += 1
         if self._rounds % RENEWED == 0:
-            self.now = self._corrected()
+            self._renew()
 
-    @property
-    def _target_factors(self) -> Float[np.ndarray, " sizes"]:
-        """Returns the logarithms of the factors of target passes by size."""
-        of_all = self._off.sum() / (self._seen.sum() + ALL_SIZES)
-        own: Float[np.ndarray, " sizes"] = (self._off - self._seen * of_all) / (self._seen + ONE_SIZE)
-        return of_all + own
+    def _renew(self) -> None:
+        off, seen = np.array(self._off), np.array(self._seen)
+        of_all = off.sum() / (seen.sum() + ALL_SIZES)
+        target = np.exp(of_all + (off - seen * of_all) / (seen + ONE_SIZE))
+        others = np.linalg.solve(self._products + PARTS * np.eye(3), self._taken + PARTS).clip(min=0.1)
+        found = Factors(tuple(target.tolist()), tuple(others.tolist()))
+        if found.far_from(self._factors):  # policies keep what they worked out from the same costs
+            self._factors, self.now = found, found.applied(self.measured)
 
-    @property
-    def _other_factors(self) -> Float[np.ndarray, " 3"]:
-        """Returns the factors of an ordinary round's rest, of that with a tree, and of layers."""
-        factors: Float[np.ndarray, " 3"] = np.linalg.solve(
-            self._products + PARTS * np.eye(3), self._taken + PARTS
+
+@attrs.frozen
+class Factors:
+    """How many times as long as measured the parts of rounds take.
+
+    Attributes:
+        target: by size, of target passes.
+        others: of an ordinary round's rest, of the rest of a round with a tree, and of layers.
+    """
+
+    target: tuple[float, ...]
+    others: tuple[float, ...]
+
+    def far_from(self, earlier: Factors) -> bool:
+        """Returns whether one differs by more than can matter."""
+        pairs = zip(self.target + self.others, earlier.target + earlier.others, strict=True)
+        return any(abs(log(one / other)) > MATTERS for one, other in pairs)
+
+    def applied(self, costs: PassCosts) -> PassCosts:
+        """Returns the costs that they make of these."""
+        sizes = sorted({nodes for nodes, *_ in costs.target.points})
+        ordinary, with_tree, layer = self.others
+        by_size = dict(zip(sizes, self.target, strict=True))
+        return PassCosts(
+            _scaled(costs.target, by_size, otherwise=1.0),
+            costs.draft and _scaled(costs.draft, {}, otherwise=layer),
+            costs.rest and _scaled(costs.rest, {1: ordinary}, otherwise=with_tree),
+            machine=costs.machine,
         )
-        return factors.clip(min=0.1)
-
-    def _corrected(self) -> PassCosts:
-        by_size = dict(zip(self._sizes.tolist(), np.exp(self._target_factors).tolist(), strict=True))
-        ordinary, with_tree, layer = self._other_factors.tolist()
-        measured = self.measured
-        target = _scaled(measured.target, by_size, otherwise=1.0)
-        assert target is not None
-        return attrs.evolve(
-            measured,
-            target=target,
-            draft=_scaled(measured.draft, {}, otherwise=layer),
-            rest=_scaled(measured.rest, {1: ordinary}, otherwise=with_tree),
-        )
 
 
-def _near(value: float, *, around: float) -> float:
-    """Returns `value`, or what is as far as one round may lie from `around`."""
-    return min(max(value, around - FARTHEST), around + FARTHEST)
+def _near(found: float, around: float) -> float:
+    """Returns `found`, or what is as far as one round may lie from `around`."""
+    return min(max(found, around / FARTHEST), around * FARTHEST)
 
 
 @lru_cache(maxsize=256)
@@ -140,11 +163,7 @@ def _expected(
     return costs.target(nodes, **at), costs.rest_seconds(nodes, **at), layers
 
 
-def _scaled(
-    table: PassTable | None, by_nodes: Mapping[float, float], *, otherwise: float
-) -> PassTable | None:
-    if table is None:
-        return None
+def _scaled(table: PassTable, by_nodes: Mapping[int, float], *, otherwise: float) -> PassTable:
     points = [
         (nodes, rows, context, seconds * by_nodes.get(nodes, otherwise))
         for nodes, rows, context, seconds in table.points

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -40,7 +41,7 @@ from draftwood.strategies.acceptance_history import (
     Judged,
     JudgedCounts,
 )
-from draftwood.strategies.paying_nodes import LayerSlots, NodeSlot, PayingNodes
+from draftwood.strategies.paying_nodes import LayerSlots, NodeSlot, PayingNodes, best_width, more_pay
 from draftwood.testing.models.proof_models import PROOF_MODELS, proof_models
 from draftwood.testing.models.toy import ToyBackend
 from draftwood.testing.proofs.joint_rows import joint_rows_law
@@ -312,6 +313,55 @@ def test_no_budget_that_would_be_spent_is_taken_for_one_that_is_not(
     found = nodes._least_of_budget(0, offered, floor=floor)
     nodes._most_value = lambda *_, **__: math.inf  # type: ignore[method-assign]
     assert found == nodes._least_of_budget(0, offered, floor=floor)
+
+
+RATES = st.floats(0.01, 0.99)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), rows=st.integers(1, 3), leaves=st.integers(1, 3), price=st.floats(0.1, 3.0))
+def test_further_nodes_are_drawn_where_some_number_of_them_pays(data, rows, leaves, price) -> None:
+    sizes = data.draw(st.lists(st.floats(0.0, 1.0), min_size=2, max_size=8))
+    passes = 1 + np.cumsum([0.0, *sizes])
+    judged = np.array(data.draw(st.lists(RATES, min_size=rows * leaves, max_size=rows * leaves)))
+    judged = judged.reshape(rows, leaves)
+    unknown = np.array([data.draw(st.tuples(RATES, RATES, RATES)) for _ in range(rows)])
+    slots = np.stack([judged * unknown[:, :1], judged, np.zeros((rows, leaves))])
+    # What each row's next nodes are expected to bring, one after another.
+    expected = np.zeros(len(passes))
+    for row in range(rows):
+        left, ranks = judged[row].copy(), [0] * leaves
+        for larger in range(1, len(passes)):
+            values = [left[leaf] * unknown[row, min(ranks[leaf], 2)] for leaf in range(leaves)]
+            best = int(np.argmax(values))
+            expected[larger] += values[best]
+            left[best], ranks[best] = left[best] - values[best], ranks[best] + 1
+    gains = expected.cumsum() - price * (passes - passes[0])
+    first = np.full((rows, 4), 0.5)
+    found = more_pay(slots, np.zeros(rows), unknown, first, 4, passes, 0.1, 0, price, 1.0)
+    assert found == (gains.max() > 0) or abs(np.sort(gains)[-1]) < 1e-9
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), rows=st.integers(1, 3), leaves=st.integers(1, 3), price=st.floats(0.1, 3.0))
+def test_as_many_leaves_are_opened_as_bring_most(data, rows, leaves, price) -> None:
+    steps = data.draw(st.lists(st.floats(0.0, 1.0), min_size=2, max_size=8))
+    passes, calls = 1 + np.cumsum([0.0, *steps]), 0.1 + 0.05 * np.arange(8)
+    accepted = -np.sort(
+        -np.array([data.draw(st.lists(RATES, min_size=leaves, max_size=leaves)) for _ in range(rows)])
+    )
+    first = np.array([data.draw(st.lists(RATES, min_size=4, max_size=4)) for _ in range(rows)])
+    layer = data.draw(st.integers(0, 3))
+    gains = {0: 0.0}
+    for width in range(1, leaves + 1):
+        for length in range(1, 5 - layer):
+            if width * length < len(passes):
+                chains = first[:, layer : layer + length].cumprod(1).sum(1)
+                time = passes[width * length] - passes[0] + length * calls[width - 1]
+                gain = accepted[:, :width].sum(1) @ chains - price * time
+                gains[width] = max(gains.get(width, -math.inf), gain)
+    found = best_width(accepted, first, layer, passes, calls, 0, price)
+    assert gains[found] == pytest.approx(max(gains.values()), abs=1e-9)
 
 
 def grown_from(policy: ThroughputDySpec, shares: Sequence[Any], seed: int = 0) -> Sequence[TokenTree]:
