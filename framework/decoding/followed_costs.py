@@ -25,7 +25,7 @@ CONTEXT = 16
 """Tokens of a text within which passes cost the same."""
 
 FARTHEST = 2.0
-"""How many times what was expected of it one round may take, to count with its own time."""
+"""How many times the time that was expected of it a round may take; a longer one counts as that."""
 
 MATTERS = 0.02
 """Changes of a factor that come into effect, at least."""
@@ -39,11 +39,10 @@ class FollowedCosts:
     differ. Each round shows what its size takes now. Target passes have a factor for all sizes and one for
     each size against the others, so that a size that has not been seen changes with the rest. All else in a
     round is the sum of ordinary rounds' rest, that of rounds with a tree, and the layers, each with a factor.
-    Factors are those of least squares, drawn to 1 by a few rounds, and older rounds count less.
+    Factors come from least squares, drawn to 1 by a few rounds, and older rounds count less.
 
-    The law of the text stays what it is: what a round took is known before the next one's tokens are. But
-    with the clock the trees depend on the machine, so a sampled text is not the same at the next run with
-    its seed.
+    The law of the text stays the same, since the time of a round is known before the next one's tokens. But
+    the trees depend on the clock, so a sampled text is not the same at the next run with its seed.
 
     Attributes:
         measured: the costs to begin with.
@@ -116,7 +115,7 @@ class FollowedCosts:
 
 @attrs.frozen
 class Factors:
-    """How many times as long as measured the parts of rounds take.
+    """Factors by which the parts of rounds take longer than measured.
 
     Attributes:
         target: by size, of target passes.
