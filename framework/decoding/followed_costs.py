@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from math import log
+from typing import Any
 
 import attrs
 import numpy as np
@@ -153,7 +154,7 @@ def _expected(
     costs: PassCosts, nodes: int, calls: int, rows: int, context: float
 ) -> tuple[float, float, float]:
     """Returns the seconds of a round's target pass, of its rest and of its layers."""
-    at = {"rows": rows, "context": context}
+    at: dict[str, Any] = {"rows": rows, "context": context}
     layers = 0.0
     if calls:
         # A first layer has one node to expand, and the others are taken to be alike.
