@@ -69,6 +69,9 @@ DEPTHS = 8
 FIRST_WEIGHT, FIRST_ROW_WEIGHT = 4.0, 12.0
 """Judged first children of a depth that these count for."""
 
+LEAST_FADED = 1e-6
+"""Worth of counts below which they are written anew."""
+
 KINDS = RANKS * BINS
 
 
@@ -110,7 +113,7 @@ def judged_children(tree: TokenTree, path: Sequence[int], chances: Sequence[floa
 
 @attrs.frozen
 class JudgedCounts:
-    """Counts of judged children, each round's worth less than the next one's.
+    """Counts of judged children, of which `AcceptanceHistory.faded` says what they are worth.
 
     Attributes:
         flat: children by rank and bin of their probability, then the accepted ones among them; first children
@@ -124,18 +127,22 @@ class JudgedCounts:
         """Returns `flat` as an array."""
         return np.array(self.flat)
 
-    def after(self, children: Iterable[Judged], *, faded: float) -> JudgedCounts:
-        """Returns the counts with these children, where all earlier ones count `faded` times as much."""
-        counts = [faded * count for count in self.flat]
+    def after(self, children: Iterable[Judged], *, worth: float) -> JudgedCounts:
+        """Returns the counts with these children, each of which counts as `worth`."""
+        counts = list(self.flat)
         for child in children:
             kind = min(child.rank, RANKS - 1) * BINS + bisect(BOUNDS, child.chance)
-            counts[kind] += 1
-            counts[KINDS + kind] += child.accepted
+            counts[kind] += worth
+            counts[KINDS + kind] += child.accepted * worth
             if child.rank == 0:
                 first = 2 * KINDS + min(child.depth, DEPTHS) - 1
-                counts[first] += 1
-                counts[DEPTHS + first] += child.accepted
+                counts[first] += worth
+                counts[DEPTHS + first] += child.accepted * worth
         return JudgedCounts(tuple(counts))
+
+    def times(self, worth: float) -> JudgedCounts:
+        """Returns the counts, each `worth` times as much."""
+        return JudgedCounts(tuple([worth * count for count in self.flat]))
 
 
 NOTHING_JUDGED = JudgedCounts()
@@ -149,7 +156,7 @@ class AcceptanceHistory:
         counts: of judged children.
         tokens: emitted.
         time: of the rounds, in rounds of ordinary decoding of the same rows.
-        faded: what `counts` still count, after rounds in which no child was judged.
+        faded: what one of `counts` is worth: older rounds count less, and only the new ones are written.
         undrafted: rounds in which the draft was not asked, since it was last.
     """
 
@@ -174,9 +181,12 @@ class AcceptanceHistory:
         """
         tokens_now, time_now = memory * self.tokens + tokens, memory * self.time + time
         faded, undrafted = memory * self.faded, 0 if drafted else self.undrafted + 1
-        if not children:  # of many rows without a tree, in every round
-            return AcceptanceHistory(self.counts, tokens_now, time_now, faded, undrafted)
-        return AcceptanceHistory(self.counts.after(children, faded=faded), tokens_now, time_now)
+        counts = self.counts
+        if faded < LEAST_FADED:
+            counts, faded = counts.times(faded), 1.0
+        if children:
+            counts = counts.after(children, worth=1 / faded)
+        return AcceptanceHistory(counts, tokens_now, time_now, faded, undrafted)
 
 
 @attrs.frozen

@@ -391,12 +391,29 @@ def test_what_is_learnt_is_which_children_were_accepted_and_what_the_round_took(
     state = policy.observe(AcceptanceHistory(), Outcome.of(tree, [0, second], extra=2, bonus=False), tree)
     assert state.tokens == 2
     assert state.time == pytest.approx(1 + 0.25 * 1.04 + 0.25 * 1.08)  # calls for one node and for two
-    judged, accepted = state.counts.array[: 2 * RANKS * BINS].reshape(2, RANKS, BINS)
+    counts = state.faded * state.counts.array
+    judged, accepted = counts[: 2 * RANKS * BINS].reshape(2, RANKS, BINS)
     below = len(tree.children(second))
     assert judged.sum(1).tolist() == [1 + (below > 0), 1 + (below > 1), max(below - 2, 0)]
     assert accepted.sum(1).tolist() == [0, 1, 0]
     assert accepted[1, bisect(BOUNDS, 0.3 / 0.4)] == 1  # of what the first child left
     assert policy.observe(state, Outcome.of(tree, [0], extra=2, bonus=False), tree).tokens == 2
+
+
+@settings(max_examples=50, deadline=None)
+@given(memory=st.floats(0.0, 1.0), seed=st.integers(0, 99))
+def test_older_rounds_count_less(memory: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    state, expected = AcceptanceHistory(), np.zeros(2 * RANKS * BINS + 2 * DEPTHS)
+    for _ in range(60):
+        children = [
+            Judged(depth, int(rank), float(chance), bool(rank))
+            for depth, (rank, chance) in enumerate(rng.random((rng.integers(3), 2)) * 2, start=1)
+        ]
+        state = state.after(children, tokens=1, time=1.0, memory=memory)
+        one = AcceptanceHistory().after(children, tokens=1, time=1.0, memory=1.0)
+        expected = memory * expected + one.counts.array
+    np.testing.assert_allclose(state.faded * state.counts.array, expected, rtol=1e-9, atol=1e-9)
 
 
 class Experienced(ThroughputDySpec):
