@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from draftwood.testing.samplers.lazy_numbers import searched
+from draftwood.testing.samplers.lazy_numbers import LazyNumber, searched
 from draftwood.testing.samplers.lazy_orders import places_in_order, places_won
 
 
@@ -14,13 +15,21 @@ class LazyArray(np.ndarray[Any, Any]):
     """An array of `LazyNumber` and numbers, as numpy's random functions give it."""
 
     @classmethod
-    def of(cls, numbers: Any, shape: Any) -> Any:
-        """Returns numbers in this shape, made one by one; a single number where the shape is None."""
-        if shape is None:
-            return numbers()
-        held = np.empty(shape, object)
+    def of(cls, numbers: Callable[..., Any], shape: Any, *parameters: Any) -> Any:
+        """Returns numbers in this shape, each made by itself with its own parameters.
+
+        Args:
+            numbers: makes one number, of one value of each parameter.
+            shape: of the array. None: of the broadcast parameters; a single number if they are single ones.
+            *parameters: numbers or arrays, which are broadcast as numpy does.
+        """
+        given = [one if isinstance(one, LazyNumber) else np.asarray(one) for one in parameters]
+        if shape is None and all(np.ndim(one) == 0 for one in given):
+            return numbers(*parameters)
+        held = np.empty(np.broadcast_shapes(*map(np.shape, given)) if shape is None else shape, object)
+        rows = [np.broadcast_to(np.asarray(one, object), held.shape) for one in given]
         for place in np.ndindex(held.shape):
-            held[place] = numbers()
+            held[place] = numbers(*(row[place] for row in rows))
         return held.view(cls)
 
     def argmax(self, axis: Any = None, *_: Any, **__: Any) -> Any:

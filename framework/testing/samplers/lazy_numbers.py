@@ -13,12 +13,17 @@ from torch import Tensor
 
 from draftwood.laws.randomness import Randomness
 from draftwood.testing.diagnosis.intervals import CannotEnumerate
+from draftwood.testing.samplers.coarse_dtypes import coarse_name
 from draftwood.testing.samplers.number_forms import LARGEST_WINS, SMALLEST_WINS, Form
+from draftwood.testing.samplers.number_functions import divided, log, ndtri
 from draftwood.testing.samplers.reachable_weights import drawn_several
 from draftwood.testing.samplers.turning_points import turning_point
 
 NEXT_TO_NOTHING = 1e-6
-"""A bound below which samplers keep their noise away from 0."""
+"""Probability up to which samplers may change their noise, as by bounds that keep it away from 0."""
+
+FINE_STEPS = 2**24
+"""Numbers among which a uniform is drawn, at least, in a race whose winner is drawn by its weights."""
 
 MOST_INTEGERS = 4096
 """Whole numbers among which one draw may choose, at most."""
@@ -41,12 +46,16 @@ class LazyChance:
     rng: Randomness
     _bounds: list[tuple[int, int, int]] = attrs.field(factory=list, init=False)  # first, end, points of all
     _raced: set[int] = attrs.field(factory=set, init=False)
+    _clamped: dict[int, float] = attrs.field(factory=dict, init=False)
 
     @property
     def resolution(self) -> float:
-        """Returns the rounding error of an event's probability, due to the steps of the drawn uniforms."""
+        """Returns the rounding error of an event's probability, due to the steps of the drawn uniforms.
+
+        In a race it includes the probability that noise lies outside of the bounds that it is kept within.
+        """
         return sum(
-            1 / points
+            1 / points + (self._clamped.get(base, 0.0) if base in self._raced else 0.0)
             for base, (low, end, points) in enumerate(self._bounds)
             if (low, end) != (0, points) or base in self._raced
         )
@@ -77,7 +86,7 @@ class LazyChance:
 
     def normal(self) -> LazyNumber:
         """Returns a standard normal number."""
-        return self.uniform().applied(_ndtri, 1)
+        return self.uniform().applied(ndtri, 1)
 
     def below(self, number: LazyNumber, holds: Callable[[Any], bool], near: Any = math.nan) -> bool:
         """Returns `holds(value)`, for a condition that is true up to some value and false after it.
@@ -96,8 +105,7 @@ class LazyChance:
 
     def whole(self, number: LazyNumber, rounded: Callable[[Any], int]) -> int:
         """The whole number that `rounded` makes of the value."""
-        low, high, _ = self.bounds(number.base)
-        ends = sorted((rounded(number.value(low)), rounded(number.value(high - 1))))
+        ends = sorted(map(rounded, number.ends()))
         if ends[1] - ends[0] >= MOST_INTEGERS:
             raise CannotEnumerate(
                 f"A random number is rounded to one of {ends[1] - ends[0] + 1} whole numbers; give samples=."
@@ -106,6 +114,20 @@ class LazyChance:
             if self.below(number, lambda value, one=one: rounded(value) <= one, one + 1):  # type: ignore[misc]
                 return one
         return ends[1]
+
+    def next_to_never(self, number: LazyNumber, holds: Callable[[Any], bool]) -> bool:
+        """Returns whether a number of which nothing is known meets a condition with next to no probability.
+
+        The condition may hold at the ends of its values only.
+        """
+        low, high, points = self.bounds(number.base)
+        few = math.ceil(NEXT_TO_NOTHING * points)
+        if (low, high) != (0, points) or any(map(holds, (number.value(few), number.value(high - 1 - few)))):
+            return False
+        first = turning_point(number.value, 0, few, holds)
+        last = turning_point(number.value, high - few, high, lambda value: not holds(value))
+        self._clamped[number.base] = self._clamped.get(number.base, 0.0) + (first + high - last) / points
+        return True
 
     def bounds(self, base: int) -> tuple[int, int, int]:
         """First point, the end of the points, and points of the whole grid, of uniform `base`."""
@@ -127,11 +149,12 @@ class LazyChance:
         lazy = [one for one in numbers if isinstance(one, LazyNumber)]
         forms, bases = {one.form for one in lazy}, [one.base for one in lazy]
         others = all(isinstance(one, LazyNumber) or float(one) == never for one in numbers)
-        fresh = all(self.bounds(base)[:2] == (0, self.bounds(base)[2]) for base in bases)
+        known = [self.bounds(base) for base in bases]
+        fresh = all(low == 0 and high == points >= FINE_STEPS for low, high, points in known)
         if not (len(forms) == 1 and forms <= wins and len(set(bases)) == len(bases) and others and fresh):
             raise CannotEnumerate(
                 "Random numbers are compared with each other, and not as in an exponential race or with "
-                "Gumbel noise; give samples=."
+                "Gumbel noise of float32 or float64 that no rounding and no bounds change; give samples=."
             )
         self._raced |= set(bases)
         rates = [one.rate if isinstance(one, LazyNumber) else 0.0 for one in numbers]
@@ -173,6 +196,11 @@ class LazyNumber:
         return LazyNumber(
             self.chance, self.base, lambda point: function(value(point)), self.slope * slope, form, rate
         )
+
+    def ends(self) -> tuple[Any, Any]:
+        """Returns the values between which it is known to lie, the one of the smallest uniform first."""
+        low, high, _ = self.chance.bounds(self.base)
+        return self.value(low), self.value(high - 1)
 
     def __add__(self, other: Any) -> LazyNumber:
         c = _number(other)
@@ -229,7 +257,7 @@ class LazyNumber:
             form, rate = self.form, self.rate * c
         elif self.form is Form.INVERSE:
             form, rate = self.form, self.rate / c if c else math.inf
-        return self.applied(lambda x: _divided(x, c), 1, form, rate)
+        return self.applied(lambda x: divided(x, c), 1, form, rate)
 
     def __rtruediv__(self, other: Any) -> LazyNumber:
         c = _number(other)
@@ -241,11 +269,10 @@ class LazyNumber:
             form, rate = Form.INVERSE, self.rate * c
         elif self.form is Form.INVERSE:
             form, rate = Form.TIME, self.rate / c if c else math.inf
-        low, high, _ = self.chance.bounds(self.base)
-        ends = (self.value(low), self.value(high - 1))
+        ends = self.ends()
         if min(ends) < 0 < max(ends):
             raise CannotEnumerate("A random number of either sign is divided by; give samples=.")
-        return self.applied(lambda x: _divided(c, x), -1, form, rate)
+        return self.applied(lambda x: divided(c, x), -1, form, rate)
 
     def log(self) -> LazyNumber:
         """Returns its natural logarithm, -inf of 0."""
@@ -254,7 +281,7 @@ class LazyNumber:
             Form.TIME: Form.LOG_TIME,
             Form.INVERSE: Form.GUMBEL,
         }
-        return self.applied(_log, 1, after.get(self.form) if self.form else None, self.rate)
+        return self.applied(log, 1, after.get(self.form) if self.form else None, self.rate)
 
     def log1p(self) -> LazyNumber:
         """Returns the logarithm of 1 more."""
@@ -272,14 +299,26 @@ class LazyNumber:
         return self.applied(np.sqrt, 1)
 
     def clamped(self, low: Any, high: Any) -> LazyNumber:
-        """Returns it within bounds, of which None is none; a small lower one is taken for rounding."""
-        kept = high is None and low is not None and 0 <= low <= NEXT_TO_NOTHING
+        """Returns it within bounds, of which None is none; those that it next to never meets are rounding."""
+        low, high = (None if bound is None else _number(bound) for bound in (low, high))
+
+        def outside(x: Any) -> bool:
+            return bool((low is not None and x < low) or (high is not None and x > high))
 
         def clamp(x: Any) -> Any:
             x = x if low is None else max(x, low)
             return x if high is None else min(x, high)
 
+        kept = self.form is not None and self.chance.next_to_never(self, outside)
         return self.applied(clamp, 1, self.form if kept else None, self.rate if kept else 1.0)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **options: Any) -> Any:
+        # numpy gives the entries of arrays as numbers of Python, which do not tell of a float16.
+        held = [np.empty((), object) if isinstance(one, LazyNumber) else _in_full(one) for one in given]
+        for array, one in zip(held, given, strict=True):
+            if isinstance(one, LazyNumber):
+                array[()] = one
+        return getattr(ufunc, method)(*held, **options)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func is np.searchsorted:
@@ -371,21 +410,15 @@ def searched(heights: Any, numbers: Any, side: str = "left", sorter: Any = None)
 def _number(other: Any) -> Any:
     if isinstance(other, LazyNumber):
         raise CannotEnumerate("Two random numbers are combined with each other; give samples=.")
-    if isinstance(other, Tensor):
-        other = other.double() if other.dtype is torch.bfloat16 else other
-        return other.detach().cpu().numpy()[()]
+    full = _in_full(other)
+    return full.detach().cpu().numpy()[()] if isinstance(full, Tensor) else full
+
+
+def _in_full(other: Any) -> Any:
+    """Returns a number or an array, unless random numbers that meet it may be rounded."""
+    if coarse := coarse_name(other):
+        raise CannotEnumerate(
+            f"A random number of Python meets numbers of {coarse}, to which it may be rounded; compute in "
+            "float32, or give samples=."
+        )
     return other
-
-
-def _divided(x: Any, c: Any) -> Any:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.float64(x) / np.float64(c) if not isinstance(x, np.floating) else x / c
-
-
-def _log(x: Any) -> Any:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.log(x)
-
-
-def _ndtri(u: Any) -> Any:
-    return np.float64(torch.special.ndtri(torch.tensor(float(u), dtype=torch.float64)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,12 +13,13 @@ import torch
 from torch import Tensor
 
 from draftwood.testing.diagnosis.intervals import CannotEnumerate
+from draftwood.testing.samplers.coarse_dtypes import coarse_name, is_coarse
 from draftwood.testing.samplers.followed_functions import ASKED, BINARY, COMPARED, KEPT, RESHAPED, UNARY
 from draftwood.testing.samplers.lazy_arrays import LazyArray
+from draftwood.testing.samplers.lazy_dtypes import common_dtype, computed, held_as
 from draftwood.testing.samplers.lazy_numbers import LazyNumber, searched
-from draftwood.testing.samplers.lazy_orders import Numbers, places_in_order, places_won
-
-_RETURNED: Any = torch.return_types
+from draftwood.testing.samplers.lazy_orders import Numbers
+from draftwood.testing.samplers.ordered_tensors import argsort, extreme, raced, sort, topk
 
 
 class LazyTensor(Tensor):
@@ -81,15 +84,29 @@ def written_for_a_while() -> Iterator[None]:
 
 
 def written(tensor: Tensor, numbers: Numbers) -> Tensor:
-    """Returns `tensor` itself, which holds these entries from now on, as the tensor does that it views."""
-    numbers = np.broadcast_to(numbers, tuple(tensor.shape))
+    """Returns `tensor` itself, which holds these entries from now on, as the tensor does that it views.
+
+    It holds them in its own dtype: rounded or truncated where that does so.
+    """
+    held = held_as(np.broadcast_to(_array(numbers), tuple(tensor.shape)), tensor.dtype)
+    known = not any(isinstance(one, LazyNumber) for one in held.flat)
+    if known and not isinstance(tensor, LazyTensor) and not isinstance(tensor._base, LazyTensor):
+        with torch._C.DisableTorchFunctionSubclass():
+            return tensor.copy_(torch.tensor(held.tolist(), dtype=torch.float64))
+    _made_lazy(tensor).numbers = held
+    return tensor
+
+
+def _made_lazy(tensor: Tensor) -> LazyTensor:
+    lazy: Any = tensor
     if not isinstance(tensor, LazyTensor):
-        viewed = _viewed(tensor)
+        numbers, viewed = entries(tensor), _viewed(tensor)
         _WRITTEN.append((tensor, type(tensor)))
         tensor.__class__ = LazyTensor
-        tensor._viewed = viewed  # type: ignore[attr-defined]
-    tensor.numbers = numbers  # type: ignore[attr-defined]
-    return tensor
+        lazy._viewed = viewed
+        if viewed is None:
+            lazy.numbers = numbers
+    return lazy  # type: ignore[no-any-return]
 
 
 def _viewed(tensor: Tensor) -> tuple[LazyTensor, Numbers] | None:
@@ -101,8 +118,7 @@ def _viewed(tensor: Tensor) -> tuple[LazyTensor, Numbers] | None:
         if not whole.is_contiguous() or whole.storage_offset():
             raise CannotEnumerate("Random numbers are written into a part of a tensor; give samples=.")
         places = torch.arange(whole.numel()).as_strided(shape, stride, offset).numpy()
-    lazy: Any = whole if isinstance(whole, LazyTensor) else written(whole, entries(whole))
-    return lazy, places
+    return _made_lazy(whole), places
 
 
 def _answer(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -115,14 +131,12 @@ def _answer(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     if name.startswith("__i") and bare[1:] in BINARY:
         in_place, bare = True, bare[1:]
     if bare in BINARY or reflected:
-        return _combined(bare.removeprefix("r") if reflected else bare, args, options, reflected, in_place)
+        kind = bare.removeprefix("r") if reflected else bare
+        return _combined(func, kind, args, options, reflected, in_place)
     if bare in COMPARED:
-        left, right = (entries(one) for one in args[:2])
-        with np.errstate(divide="ignore", invalid="ignore"):  # a test of log(0) is no fault of the sampler
-            found = COMPARED[bare](left, right)
-        return torch.tensor(np.asarray(found, dtype=bool), device=_lazy(args).device)
+        return _compared(bare, args, options, in_place)
     if bare in UNARY:
-        return _like(UNARY[bare](entries(args[0])), args[0], in_place)
+        return _applied(func, UNARY[bare], args, options, in_place)
     if name in KEPT:
         return func(*args, **options)
     if name in RESHAPED:
@@ -145,25 +159,56 @@ def _asked(func: Any, args: tuple[Any, ...]) -> Any:
 
 
 def _combined(
-    name: str, args: tuple[Any, ...], options: dict[str, Any], reflected: bool, in_place: bool
+    func: Any, name: str, args: tuple[Any, ...], options: dict[str, Any], reflected: bool, in_place: bool
 ) -> Tensor:
     if options.pop("alpha", 1) != 1 or options.pop("rounding_mode", None) is not None:
         raise CannotEnumerate(f"Random numbers are combined by {name} with options; give samples=.")
-    out = options.pop("out", None)
     left, right = (entries(one) for one in args[:2])
-    found = BINARY[name](right, left) if reflected else BINARY[name](left, right)
+    found = _array(BINARY[name](right, left) if reflected else BINARY[name](left, right))
+    dtype = common_dtype(args[:2], divided="div" in name)
+    return _given(func, args[:2], found, dtype, options, in_place)
+
+
+def _applied(
+    func: Any, function: Callable[[Any], Any], args: Any, options: dict[str, Any], in_place: bool
+) -> Tensor:
+    of_integers = not args[0].is_floating_point() and function is not operator.neg
+    dtype = torch.get_default_dtype() if of_integers else args[0].dtype
+    return _given(func, args[:1], _array(function(entries(args[0]))), dtype, options, in_place)
+
+
+def _given(
+    func: Any, args: Any, found: Numbers, dtype: torch.dtype, options: dict[str, Any], in_place: bool = False
+) -> Tensor:
+    """Returns the result of a function of each entry in its dtype, in the tensor where torch puts it."""
+    out = args[0] if in_place else options.pop("out", None)
+    if options:
+        raise CannotEnumerate(f"Random numbers are computed with {', '.join(options)}; give samples=.")
+    if out is not None and not torch.can_cast(dtype, out.dtype):
+        raise CannotEnumerate(f"Random numbers of {dtype} are written into {out.dtype}; give samples=.")
+    if is_coarse(dtype) or (in_place and is_coarse(out.dtype)):
+        found = computed(func, args, found)
     if out is not None:
         return written(out, found)
-    return _like(found, args[0], in_place)
+    one = _lazy(args)
+    if one.dtype is dtype is torch.float64:  # nothing changes, and most samplers compute so
+        return LazyTensor.of(found, dtype=dtype, device=one.device)
+    return _like(found, one, dtype)
 
 
-def _like(numbers: Any, one: Any, in_place: bool) -> Tensor:
-    numbers = _array(numbers)
-    if in_place:
-        return written(one, numbers)
-    of = one if isinstance(one, Tensor) else None
-    dtype = of.dtype if of is not None and of.is_floating_point() else torch.get_default_dtype()
-    return LazyTensor.of(numbers, dtype=dtype, device="cpu" if of is None else of.device)
+def _compared(name: str, args: tuple[Any, ...], options: dict[str, Any], in_place: bool) -> Tensor:
+    dtype = common_dtype(args[:2])
+    left, right = (entries(one) for one in args[:2])
+    if is_coarse(dtype):
+        left, right = (held_as(_array(one), dtype) for one in (left, right))
+    with np.errstate(divide="ignore", invalid="ignore"):  # a test of log(0) is no fault of the sampler
+        found = torch.tensor(np.asarray(COMPARED[name](left, right), dtype=bool), device=_lazy(args).device)
+    out = args[0] if in_place else options.get("out")
+    return found if out is None else written(out, found.double().numpy())
+
+
+def _like(numbers: Any, one: Tensor, dtype: torch.dtype) -> LazyTensor:
+    return LazyTensor.of(held_as(_array(numbers), dtype), dtype=dtype, device=one.device)
 
 
 def _array(numbers: Any) -> Numbers:
@@ -175,12 +220,12 @@ def _array(numbers: Any) -> Numbers:
 
 
 def entries(one: Any) -> Any:
-    """The entries of a tensor as an array, each in its own precision; other values as they are."""
+    """The entries of a tensor as an array, in its precision or in float32; other values as they are."""
     if isinstance(one, LazyTensor):
         return one.numbers
     if not isinstance(one, Tensor):
         return one
-    exact = one.double() if one.dtype is torch.bfloat16 else one
+    exact = one.float() if is_coarse(one.dtype) else one
     plain = exact.detach().cpu().numpy()
     held = np.empty(plain.shape, object)
     for place in np.ndindex(plain.shape):
@@ -213,47 +258,10 @@ def _reshaped(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     return iter([taken(part) for part in found]) if isinstance(found, Iterator) else taken(found)
 
 
-def _raced(largest: bool) -> Callable[..., Tensor]:
-    def raced(one: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        found = torch.as_tensor(places_won(entries(one), dim, largest=largest), device=one.device)
-        return found.unsqueeze(dim) if keepdim and dim is not None else found
-
-    return raced
-
-
-def _extreme(largest: bool) -> Callable[..., Any]:
-    kind = _RETURNED.max if largest else _RETURNED.min
-
-    def extreme(one: LazyTensor, dim: Any = None, keepdim: bool = False) -> Any:
-        if dim is None or isinstance(dim, Tensor):
-            raise CannotEnumerate("The largest or smallest of random numbers is asked for; give samples=.")
-        values, places = _first(one, 1, dim, largest)
-        return kind((values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim)))
-
-    return extreme
-
-
-def _first(one: LazyTensor, count: int, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
-    """Returns the `count` first along a dimension, and their places."""
-    places = torch.as_tensor(places_in_order(one.numbers, dim, count, largest=largest), device=one.device)
-    return one.gather(dim, places), places
-
-
-def _topk(one: LazyTensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    return _RETURNED.topk(_first(one, k, dim, largest))
-
-
-def _sort(one: LazyTensor, dim: int = -1, descending: bool = False, **_: Any) -> Any:
-    return _RETURNED.sort(_first(one, one.shape[dim], dim, descending))
-
-
-def _argsort(one: LazyTensor, dim: int = -1, descending: bool = False, **_: Any) -> Tensor:
-    return _first(one, one.shape[dim], dim, descending)[1]
-
-
 def _joined(join: Callable[..., Any]) -> Callable[..., Tensor]:
     def joined(parts: Any, dim: int = 0) -> Tensor:
-        return _like(join([_array(entries(one)) for one in parts], dim), _lazy(parts), False)
+        dtype = functools.reduce(torch.promote_types, [one.dtype for one in parts])
+        return _like(join([_array(entries(one)) for one in parts], dim), _lazy(parts), dtype)
 
     return joined
 
@@ -263,8 +271,8 @@ def _to(one: LazyTensor, *args: Any, **options: Any) -> Tensor:
     if (kept.dtype, kept.device) == (one.dtype, one.device) and not options.get("copy"):
         return one
     if kept.is_floating_point():
-        return LazyTensor.of(one.numbers, dtype=kept.dtype, device=kept.device)
-    whole = np.vectorize(int, otypes=[np.int64])(one.numbers)
+        return LazyTensor.of(held_as(one.numbers, kept.dtype), dtype=kept.dtype, device=kept.device)
+    whole = np.vectorize(bool if kept.dtype is torch.bool else int, otypes=[np.int64])(one.numbers)
     return torch.as_tensor(whole, device=kept.device).to(kept.dtype)
 
 
@@ -272,27 +280,52 @@ def _cast(dtype: torch.dtype) -> Callable[[LazyTensor], Tensor]:
     return lambda one: _to(one, dtype)
 
 
-def _clamp(one: LazyTensor, min: Any = None, max: Any = None) -> Tensor:
-    clamp = np.vectorize(
-        lambda x: x.clamped(min, max) if isinstance(x, LazyNumber) else np.clip(x, min, max), otypes=[object]
-    )
-    return _like(clamp(one.numbers), one, False)
+def _clamp(one: Tensor, min: Any = None, max: Any = None, *, in_place: bool = False) -> Tensor:
+    def clamp(x: Any, low: Any, high: Any) -> Any:
+        return x.clamped(low, high) if isinstance(x, LazyNumber) else np.clip(x, low, high)
+
+    bounds = [bound for bound in (min, max) if bound is not None]
+    with np.errstate(invalid="ignore"):
+        found = np.vectorize(clamp, otypes=[object])(*(_array(entries(x)) for x in (one, min, max)))
+    dtypes = [one.dtype, *(common_dtype([one, bound]) for bound in bounds)]
+    dtype = functools.reduce(torch.promote_types, dtypes)
+
+    def of_torch(*given: Any) -> Tensor:
+        left = iter(given[1:])
+        low, high = (None if bound is None else next(left) for bound in (min, max))
+        return given[0].clamp(low, high)
+
+    return _given(of_torch, [one, *bounds], found, dtype, {}, in_place)
 
 
 def _where(condition: Tensor, left: Any, right: Any) -> Tensor:
     found = np.where(condition.cpu().numpy(), _array(entries(left)), _array(entries(right)))
-    return _like(found, left if isinstance(left, Tensor) else right, False)
+    return _like(found, condition, common_dtype([left, right]))
 
 
 def _masked_fill(one: Tensor, mask: Tensor, value: Any) -> Tensor:
-    return _where(mask, value, one)
+    found = np.where(mask.cpu().numpy(), _array(entries(value)), _array(entries(one)))
+    return _like(found, one, one.dtype)
 
 
 def _set_item(one: Tensor, key: Any, value: Any) -> None:
     numbers = np.array(_array(entries(one)))
     places = torch.arange(one.numel(), device=one.device).reshape(one.shape)[key].cpu().numpy()
-    numbers.reshape(-1)[places] = _array(entries(value))
+    # One place too is a row of places: numpy would put the array itself into it.
+    given = np.broadcast_to(_array(entries(value)), places.shape).reshape(-1)
+    numbers.reshape(-1)[places.reshape(-1)] = given
     written(one, numbers)
+
+
+def _round(one: LazyTensor, *, decimals: int = 0) -> Tensor:
+    found = np.vectorize(lambda x: round(x, decimals), otypes=[object])(one.numbers)
+    return _given(lambda x: x.round(decimals=decimals), [one], found, one.dtype, {})
+
+
+def _numpy(one: LazyTensor) -> Any:
+    if coarse := coarse_name(one):
+        raise CannotEnumerate(f"Random numbers of {coarse} are given to numpy; give samples=.")
+    return one.numbers.view(LazyArray)
 
 
 def _item(one: LazyTensor) -> Any:
@@ -302,18 +335,21 @@ def _item(one: LazyTensor) -> Any:
 def _searched(heights: Tensor, one: Any, *, right: bool = False, side: str | None = None, **_: Any) -> Tensor:
     if not isinstance(one, LazyTensor):
         raise CannotEnumerate("Numbers are searched in random heights; give samples=.")
+    if coarse_name(heights) and heights.dtype is not one.dtype:
+        raise CannotEnumerate(f"Random numbers are searched in heights of {heights.dtype}; give samples=.")
+    heights = heights.double() if coarse_name(heights) else heights
     side = side or ("right" if right else "left")
     return torch.as_tensor(searched(heights.detach().cpu(), one.numbers, side), device=one.device)
 
 
 _SPECIAL: dict[str, Callable[..., Any]] = {
-    "argmax": _raced(True),
-    "argmin": _raced(False),
-    "max": _extreme(True),
-    "min": _extreme(False),
-    "topk": _topk,
-    "sort": _sort,
-    "argsort": _argsort,
+    "argmax": raced(True),
+    "argmin": raced(False),
+    "max": extreme(True),
+    "min": extreme(False),
+    "topk": topk,
+    "sort": sort,
+    "argsort": argsort,
     "cat": _joined(np.concatenate),
     "concat": _joined(np.concatenate),
     "stack": _joined(np.stack),
@@ -328,7 +364,7 @@ _SPECIAL: dict[str, Callable[..., Any]] = {
     "clamp": _clamp,
     "clip": _clamp,
     "clamp_min": lambda one, low: _clamp(one, low),
-    "clamp_": lambda one, min=None, max=None: written(one, _clamp(one, min, max).numbers),  # type: ignore[attr-defined]
+    "clamp_": functools.partial(_clamp, in_place=True),
     "where": _where,
     "masked_fill": _masked_fill,
     "masked_fill_": lambda one, mask, value: written(one, entries(_masked_fill(one, mask, value))),
@@ -336,13 +372,11 @@ _SPECIAL: dict[str, Callable[..., Any]] = {
     "__setitem__": _set_item,
     "item": _item,
     "tolist": lambda one: one.numbers.tolist(),
-    "numpy": lambda one: one.numbers.view(LazyArray),
+    "numpy": _numpy,
     "searchsorted": _searched,
     "bucketize": lambda one, boundaries, right=False, **_: _searched(boundaries, one, right=right),
     "floor": lambda one: torch.as_tensor(np.vectorize(np.floor, otypes=[float])(one.numbers)).to(one.dtype),
-    "round": lambda one, *, decimals=0: _like(
-        np.vectorize(lambda x: round(x, decimals), otypes=[object])(one.numbers), one, False
-    ),
+    "round": _round,
     "__bool__": lambda one: bool(one.numbers.item()),
     "__float__": lambda one: float(one.numbers.item()),
     "__int__": lambda one: int(one.numbers.item()),

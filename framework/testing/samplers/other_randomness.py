@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from draftwood.base.errors import InvalidDistribution
 from draftwood.testing.diagnosis.intervals import CannotEnumerate
 from draftwood.testing.samplers.lazy_arrays import LazyArray
 from draftwood.testing.samplers.lazy_numbers import LazyNumber
@@ -59,6 +60,8 @@ def in_random_order(chance: RunningChance, count: int, drawn: int | None = None)
 
 def hits_of(chance: RunningChance, trials: int, p: float) -> int:
     """Returns the number of successes in independent trials."""
+    if not 0 <= p <= 1:
+        raise InvalidDistribution(f"p={p} is no probability")
     if trials > _MOST_TRIALS:
         raise CannotEnumerate(f"A binomial number of {trials} trials is drawn; give samples=.")
     return sum(chance.now.rng.accept(float(p)) for _ in range(trials))
@@ -219,6 +222,22 @@ def of_numpy(chance: RunningChance) -> Functions:
 
 
 _REAL_BITS = np.random.BitGenerator
+_REAL = np.random.RandomState
+
+
+def _let_numpy_judge(name: str, *parameters: Any) -> None:
+    """Raise the error of numpy for parameters that its function refuses, as the sampler's own."""
+    try:
+        getattr(_REAL(0), name)(*parameters)
+    except ValueError as error:
+        raise InvalidDistribution(str(error)) from error
+
+
+def _whole(numbers: Any) -> Any:
+    """Returns whole numbers as numpy's integers where all are drawn."""
+    if not isinstance(numbers, np.ndarray) or any(isinstance(one, LazyNumber) for one in numbers.flat):
+        return numbers
+    return np.asarray(numbers).astype(np.int64)
 
 
 def _drawing_of_numpy(chance: RunningChance) -> Functions:
@@ -226,18 +245,20 @@ def _drawing_of_numpy(chance: RunningChance) -> Functions:
         grid = (2**24, np.float32) if np.dtype(dtype) == np.float32 else (2**53, np.float64)
         return LazyArray.of(lambda: chance.now.uniform(*grid), size)
 
-    def uniform(low: float = 0.0, high: float = 1.0, size: Any = None) -> Any:
-        return LazyArray.of(lambda: low + (high - low) * chance.now.uniform(), size)
+    def uniform(low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
+        return LazyArray.of(lambda a, b: a + (b - a) * chance.now.uniform(), size, low, high)
 
     def integers(
-        low: int, high: int | None = None, size: Any = None, dtype: Any = None, endpoint: bool = False
+        low: Any, high: Any = None, size: Any = None, dtype: Any = None, endpoint: bool = False
     ) -> Any:
-        first, end = (0, low) if high is None else (low, high)
-        return LazyArray.of(lambda: chance.now.integer(int(first), int(end) + endpoint), size)
+        ends = (0, low) if high is None else (low, high)
+        return _whole(LazyArray.of(lambda a, b: chance.now.integer(int(a), int(b) + endpoint), size, *ends))
 
     def choice(a: Any, size: Any = None, replace: bool = True, p: Any = None) -> Any:
         values: Any = range(a) if isinstance(a, (int, np.integer)) else np.asarray(a)
         weights = torch.ones(len(values)) if p is None else torch.as_tensor(np.asarray(p, float))
+        if p is not None:
+            _let_numpy_judge("choice", len(values), size, replace, p)
         if size is None:
             return _at(
                 values,
@@ -253,12 +274,26 @@ def _drawing_of_numpy(chance: RunningChance) -> Functions:
         )
         return np.asarray(values)[np.array(drawn, int)].reshape(size)
 
-    def multinomial(n: int, pvals: Any) -> Any:
-        weights = torch.as_tensor(np.asarray(pvals, float))
-        return np.bincount([drawn_one(chance.now.rng, weights) for _ in range(n)], minlength=len(weights))
+    def multinomial(n: int, pvals: Any, size: Any = None) -> Any:
+        chances = np.asarray(pvals, float)
+        if np.ndim(n) or chances.ndim != 1:
+            raise CannotEnumerate("numpy's multinomial is given arrays of laws; give samples=.")
+        _let_numpy_judge("multinomial", n, chances)
+        # The last place has the rest, whatever its own probability.
+        weights = torch.tensor([*chances[:-1], max(0.0, 1 - chances[:-1].sum())], dtype=torch.float64)
 
-    def binomial(n: int, p: float) -> int:
-        return hits_of(chance, int(n), p)
+        def counts() -> Any:
+            drawn = [drawn_one(chance.now.rng, weights) for _ in range(n)]
+            return np.bincount(drawn, minlength=len(weights))
+
+        if size is None:
+            return counts()
+        shape = tuple(np.atleast_1d(size))
+        return np.array([counts() for _ in range(math.prod(shape))]).reshape(*shape, len(weights))
+
+    def binomial(n: Any, p: Any, size: Any = None) -> Any:
+        _let_numpy_judge("binomial", n, p)
+        return _whole(LazyArray.of(lambda a, b: hits_of(chance, int(a), b), size, n, p))
 
     def permutation(x: Any) -> Any:
         values = np.arange(x) if isinstance(x, (int, np.integer)) else np.asarray(x)
@@ -267,14 +302,17 @@ def _drawing_of_numpy(chance: RunningChance) -> Functions:
     def shuffle(x: Any) -> None:
         x[:] = [x[place] for place in in_random_order(chance, len(x))]
 
-    def exponential(scale: float = 1.0, size: Any = None) -> Any:
-        return LazyArray.of(lambda: scale * chance.now.waiting_time(), size)
+    def exponential(scale: Any = 1.0, size: Any = None) -> Any:
+        _let_numpy_judge("exponential", scale)
+        return LazyArray.of(lambda a: a * chance.now.waiting_time(), size, scale)
 
-    def gumbel(loc: float = 0.0, scale: float = 1.0, size: Any = None) -> Any:
-        return LazyArray.of(lambda: loc + scale * -chance.now.waiting_time().log(), size)
+    def gumbel(loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> Any:
+        _let_numpy_judge("gumbel", loc, scale)
+        return LazyArray.of(lambda a, b: a + b * -chance.now.waiting_time().log(), size, loc, scale)
 
-    def normal(loc: float = 0.0, scale: float = 1.0, size: Any = None) -> Any:
-        return LazyArray.of(lambda: loc + scale * chance.now.normal(), size)
+    def normal(loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> Any:
+        _let_numpy_judge("normal", loc, scale)
+        return LazyArray.of(lambda a, b: a + b * chance.now.normal(), size, loc, scale)
 
     return {
         "random": random_,

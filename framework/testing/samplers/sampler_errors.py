@@ -15,16 +15,24 @@ _OF_FOREIGN_CODE = (TypeError, ValueError, AttributeError, RuntimeError, Asserti
 """Errors of code that is given a random number which is not drawn yet."""
 
 _OURS = (
+    "coarse_dtypes.py",
     "followed_functions.py",
     "lazy_arrays.py",
+    "lazy_dtypes.py",
     "lazy_numbers.py",
     "lazy_orders.py",
     "lazy_tensors.py",
+    "number_functions.py",
+    "ordered_tensors.py",
     "torch_randomness.py",
     "other_randomness.py",
 )
 
 _DEVICE = re.compile(r"cuda|nvidia|rocm|\bxpu\b|\bmps\b|active drivers", re.IGNORECASE)
+
+
+class RefusedWeights(InvalidDistribution, RuntimeError):
+    """Probabilities that torch refuses, told as the error of torch."""
 
 
 def raise_where_it_is_no_fault(error: Exception) -> None:

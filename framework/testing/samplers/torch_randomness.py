@@ -18,7 +18,9 @@ from draftwood.laws.randomness import Randomness
 from draftwood.testing.diagnosis.intervals import CannotEnumerate
 from draftwood.testing.proofs.enumerator import enumerate_outcomes
 from draftwood.testing.proofs.lossless import JointLaw
+from draftwood.testing.samplers.coarse_dtypes import is_coarse
 from draftwood.testing.samplers.lazy_arrays import LazyArray
+from draftwood.testing.samplers.lazy_dtypes import held_as
 from draftwood.testing.samplers.lazy_numbers import FEW_INTEGERS, LazyChance, LazyNumber
 from draftwood.testing.samplers.lazy_tensors import LazyTensor, written, written_for_a_while
 from draftwood.testing.samplers.other_randomness import (
@@ -33,6 +35,7 @@ from draftwood.testing.samplers.reachable_weights import drawn_one, drawn_severa
 from draftwood.testing.samplers.replaced_functions import named_as, replaced
 from draftwood.testing.samplers.returned_tokens import as_tokens
 from draftwood.testing.samplers.running_chance import RunningChance
+from draftwood.testing.samplers.sampler_errors import RefusedWeights
 from draftwood.testing.samplers.used_generators import UsedGenerators, refused_seeding
 
 RAISED = (-1,)
@@ -149,6 +152,20 @@ def _answering(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return named_as(function, answer)
 
 
+def _grid_of(dtype: torch.dtype) -> tuple[int, type[np.floating[Any]]]:
+    if dtype not in _GRIDS:
+        raise CannotEnumerate(f"Uniforms of {dtype} cannot be enumerated; give samples=.")
+    return _GRIDS[dtype]
+
+
+def _refuse_coarse(what: str, dtype: torch.dtype) -> None:
+    """Raise `CannotEnumerate` for a dtype in which torch draws such numbers otherwise than it says."""
+    if is_coarse(dtype):
+        raise CannotEnumerate(
+            f"{what} of {dtype} cannot be enumerated; draw them in float32, or give samples=."
+        )
+
+
 def _many(one: Callable[[], Any], shape: Any) -> Any:
     return np.asarray(LazyArray.of(one, tuple(shape)))
 
@@ -164,7 +181,10 @@ def _of_torch(chance: RunningChance) -> dict[str, Callable[..., Any]]:
         if options:
             raise TypeError(f"unknown: {', '.join(options)}")
         numbers = _many(one, shape)
-        return LazyTensor.of(numbers, dtype=dtype, device=device) if out is None else written(out, numbers)
+        if out is not None:
+            return written(out, numbers)
+        held = numbers if dtype is torch.float64 else held_as(numbers, dtype)
+        return LazyTensor.of(held, dtype=dtype, device=device)
 
     def size_of(size: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if "size" in options:
@@ -176,7 +196,12 @@ def _of_torch(chance: RunningChance) -> dict[str, Callable[..., Any]]:
         return options.get("dtype") or dtype or (torch.get_default_dtype() if out is None else out.dtype)
 
     def uniform_of(dtype: torch.dtype) -> Callable[[], LazyNumber]:
-        return lambda: chance.now.uniform(*_GRIDS[dtype])
+        grid = _grid_of(dtype)
+        return lambda: chance.now.uniform(*grid)
+
+    def normal_of(dtype: torch.dtype) -> Callable[[], LazyNumber]:
+        _refuse_coarse("Normal numbers", dtype)
+        return lambda: chance.now.normal()
 
     def rand(*size: Any, **options: Any) -> Tensor:
         shape = size_of(size, options)
@@ -188,17 +213,19 @@ def _of_torch(chance: RunningChance) -> dict[str, Callable[..., Any]]:
 
     def randn(*size: Any, **options: Any) -> Tensor:
         shape = size_of(size, options)
-        return made(lambda: chance.now.normal(), shape, options)
+        return made(normal_of(dtype_of(options)), shape, options)
 
     def randn_like(like: Tensor, **options: Any) -> Tensor:
-        return made(lambda: chance.now.normal(), like.shape, {"device": like.device} | options, like.dtype)
+        options = {"device": like.device} | options
+        return made(normal_of(dtype_of(options, like.dtype)), like.shape, options, like.dtype)
 
     def normal(mean: Any, std: Any = 1.0, size: Any = None, **options: Any) -> Tensor:
         like = next((one for one in (mean, std) if isinstance(one, Tensor)), None)
         if like is None:
-            return made(lambda: mean + std * chance.now.normal(), size, options)
+            one = normal_of(dtype_of(options))
+            return made(lambda: mean + std * one(), size, options)
         shape = torch.broadcast_shapes(*(one.shape for one in (mean, std) if isinstance(one, Tensor)))
-        drawn = made(lambda: chance.now.normal(), shape, {"device": like.device} | options, like.dtype)
+        drawn = made(normal_of(like.dtype), shape, {"device": like.device} | options, like.dtype)
         found: Tensor = drawn * std + mean
         return found
 
@@ -209,7 +236,7 @@ def _of_torch(chance: RunningChance) -> dict[str, Callable[..., Any]]:
         ends += [options.pop(name) for name in ("high",) if name in options]
         low, high = (int(end) for end in (ends if len(ends) == 2 else [0, *ends]))
         if high - low > FEW_INTEGERS:
-            return made(lambda: chance.now.integer(low, high), size, options | {"dtype": torch.float64})
+            return made(lambda: chance.now.integer(low, high), size, options, torch.int64)
         drawn = [chance.now.drawn_integer(low, high) for _ in range(math.prod(size))]
         out, dtype = options.get("out"), options.get("dtype") or torch.int64
         whole = torch.tensor(drawn, dtype=dtype, device=options.get("device")).reshape(tuple(size))
@@ -227,12 +254,15 @@ def _of_torch(chance: RunningChance) -> dict[str, Callable[..., Any]]:
                 return [drawn_one(chance.now.rng, row) for _ in range(num_samples)]
             return drawn_several(chance.now.rng, row, num_samples)
 
+        _refuse_coarse("Draws by weights", weights.dtype)  # torch makes a race of noise of that dtype
         rows = [drawn(row.double()) for row in weights.reshape(-1, weights.shape[-1])]
         found = torch.tensor(rows, device=weights.device).reshape(*weights.shape[:-1], num_samples)
         return found if out is None else out.resize_(found.shape).copy_(found)
 
     def bernoulli(input: Tensor, p: float | None = None, *, out: Tensor | None = None) -> Tensor:
         chances = input if p is None else torch.full_like(input, p, dtype=torch.float64)
+        if not bool(((chances >= 0) & (chances <= 1)).all()):
+            raise RefusedWeights("Expected p_in >= 0 && p_in <= 1 to be true, but got false.")
         hits = [float(chance.now.rng.accept(one)) for one in chances.reshape(-1).tolist()]
         found = torch.tensor(hits, dtype=input.dtype, device=input.device).reshape(input.shape)
         return found if out is None else out.resize_(found.shape).copy_(found)
@@ -255,20 +285,20 @@ def _of_tensors(chance: RunningChance) -> dict[str, Callable[..., Any]]:
     of_torch = _of_torch(chance)
 
     def uniform_(one: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-        grid = _GRIDS[one.dtype]
-        unit = low == 0 and high == 1
-        return written(
-            one,
-            _many(
-                lambda: chance.now.uniform(*grid) if unit else low + (high - low) * chance.now.uniform(*grid),
-                one.shape,
-            ),
-        )
+        grid = _grid_of(one.dtype)
+        if low == 0 and high == 1:
+            return written(one, _many(lambda: chance.now.uniform(*grid), one.shape))
+        _refuse_coarse("Uniforms in another range than [0, 1)", one.dtype)
+        return written(one, _many(lambda: low + (high - low) * chance.now.uniform(*grid), one.shape))
 
     def exponential_(one: Tensor, lambd: float = 1.0) -> Tensor:
+        _grid_of(one.dtype)
+        # Of every dtype torch draws them in float64, and rounds them then.
         return written(one, _many(lambda: chance.now.waiting_time(lambd), one.shape))
 
     def normal_(one: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+        _grid_of(one.dtype)
+        _refuse_coarse("Normal numbers", one.dtype)
         return written(one, _many(lambda: mean + std * chance.now.normal(), one.shape))
 
     def bernoulli_(one: Tensor, p: Any = 0.5) -> Tensor:

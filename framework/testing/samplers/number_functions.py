@@ -1,0 +1,25 @@
+"""Functions of drawn numbers that give an infinity without a warning, as torch does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def divided(x: Any, c: Any) -> Any:
+    """Returns x / c, infinite or nan where c is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.float64(x) / np.float64(c) if not isinstance(x, np.floating) else x / c
+
+
+def log(x: Any) -> Any:
+    """Returns the natural logarithm, -inf of 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.log(x)
+
+
+def ndtri(u: Any) -> Any:
+    """Returns the quantile of the standard normal distribution."""
+    return np.float64(torch.special.ndtri(torch.tensor(float(u), dtype=torch.float64)))
