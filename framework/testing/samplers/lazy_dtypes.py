@@ -76,7 +76,7 @@ def computed(function: Callable[..., Any], args: Sequence[Any], found: Numbers) 
 
 def _computed(function: Callable[..., Any], args: Sequence[Any], parts: list[Any], found: Any) -> Any:
     def at(point: int) -> np.float32:
-        given = []
+        given: list[Any] = []
         for one, part in zip(args, parts, strict=True):
             x = part.value(point) if isinstance(part, LazyNumber) else part
             if isinstance(one, Tensor):
@@ -92,10 +92,10 @@ def _computed(function: Callable[..., Any], args: Sequence[Any], parts: list[Any
 
 
 def _entries(one: Any) -> Numbers:
-    numbers = getattr(one, "numbers", None)
+    numbers: Any = getattr(one, "numbers", None)
     if numbers is None and isinstance(one, Tensor):
         numbers = one.detach().cpu().double().numpy()
-    held = np.empty(np.shape(numbers) if isinstance(one, Tensor) else (), object)
+    held: Numbers = np.empty(np.shape(numbers) if isinstance(one, Tensor) else (), object)
     held[...] = numbers if isinstance(one, Tensor) else one
     return held
 

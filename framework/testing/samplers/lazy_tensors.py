@@ -293,7 +293,8 @@ def _clamp(one: Tensor, min: Any = None, max: Any = None, *, in_place: bool = Fa
     def of_torch(*given: Any) -> Tensor:
         left = iter(given[1:])
         low, high = (None if bound is None else next(left) for bound in (min, max))
-        return given[0].clamp(low, high)
+        clamped: Tensor = given[0].clamp(low, high)
+        return clamped
 
     return _given(of_torch, [one, *bounds], found, dtype, {}, in_place)
 
