@@ -81,7 +81,7 @@ def by_policy(decoder: SpeculativeDecoder, *, temperature: float, tokens: int, m
         for one in decoder.stream(
             prompts, max_new_tokens=tokens, sampling=sampling, seed=seeds, eos_token_id=[]
         ):
-            if isinstance(drafter, WatchedDrafter) and decoder.pass_costs is not None:
+            if isinstance(drafter, WatchedDrafter) and isinstance(decoder.pass_costs, PassCosts):
                 modelled_seconds += round_seconds(decoder.pass_costs, one, drafter.sizes, context)
                 drafter.sizes = ()
         return modelled_seconds if modelled else perf_counter() - started

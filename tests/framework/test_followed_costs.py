@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import pytest
 import torch
@@ -110,7 +111,7 @@ def test_prompts_are_left_out() -> None:
 
 
 def test_the_greedy_text_is_the_same_and_the_policy_sees_what_rounds_take() -> None:
-    texts = []
+    texts = list[Any]()
     for costs in (COSTS, FollowedCosts(COSTS)):
         decoder = SpeculativeDecoder(
             ToyBackend(TOYS.target),
@@ -131,7 +132,7 @@ def test_the_greedy_text_is_the_same_and_the_policy_sees_what_rounds_take() -> N
 
 def test_ranks_have_several_clocks() -> None:
     target = ToyBackend(TOYS.target)
-    target.ranks = object()
+    target.ranks = cast("Any", object())
     with pytest.raises(InvalidInput, match="ranks, whose clocks differ; give PassCosts"):
         SpeculativeDecoder(
             target,

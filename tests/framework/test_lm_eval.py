@@ -47,7 +47,7 @@ def check_texts(plain, found, expected):
                 return plain.model(torch.tensor([ids[:place]])).logits[0, -1]
 
         if mine != theirs:
-            check_ties(*ids, scores_at)
+            check_ties(ids[0], ids[1], scores_at)
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -49,7 +49,11 @@ class Compared:
         else:
             prompt = options["input_ids"].shape[1]
             for row, (mine, theirs) in enumerate(zip(ours.tolist(), plain.sequences.tolist(), strict=True)):
-                check_ties(mine, theirs, lambda place, row=row: plain.scores[place - prompt][row])
+
+                def scores_at(place, row=row):
+                    return plain.scores[place - prompt][row]
+
+                check_ties(mine, theirs, scores_at)
         self.texts.add(str(ours.tolist()))
         return self.generate(*args, **options, custom_generate=self.loop)  # sampled, for the training itself
 

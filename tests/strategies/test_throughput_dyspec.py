@@ -347,7 +347,7 @@ def test_further_nodes_are_drawn_where_some_number_of_them_pays(data, rows, leav
 @given(data=st.data(), rows=st.integers(1, 3), leaves=st.integers(1, 3), price=st.floats(0.1, 3.0))
 def test_as_many_leaves_are_opened_as_bring_most(data, rows, leaves, price) -> None:
     steps = data.draw(st.lists(st.floats(0.0, 1.0), min_size=2, max_size=8))
-    passes, calls = 1 + np.cumsum([0.0, *steps]), 0.1 + 0.05 * np.arange(8)
+    passes, calls = 1 + np.cumsum([0.0, *steps]), 0.1 + 0.05 * np.arange(8.0)
     accepted = -np.sort(
         -np.array([data.draw(st.lists(RATES, min_size=leaves, max_size=leaves)) for _ in range(rows)])
     )
