@@ -62,6 +62,13 @@ class SamplerCase:
         return [index for index, parent in enumerate(self.parents.tolist()) if parent == row]
 
 
+def copied(case: SamplerCase) -> SamplerCase:
+    """Returns the case with copies of all its tensors: a sampler may write to its arguments."""
+    fields: dict[str, Any] = attrs.asdict(case, recurse=False)
+    copies = {name: one.clone() for name, one in fields.items() if isinstance(one, Tensor)}
+    return attrs.evolve(case, **copies)
+
+
 @attrs.frozen(eq=False)
 class Draft:
     """A draft with the probability that it is made, its tree, and the target with the row's settings."""

@@ -137,7 +137,8 @@ def measure_sampler(
       whether their law is the target's; `report.smallest_bias` says what it would have detected. Needs scipy.
 
     Args:
-        sampler: takes a `SamplerCase`, returns the emitted tokens.
+        sampler: takes a `SamplerCase`, returns the emitted tokens. Negative numbers are padding and left out,
+            wherever they are.
         parents: for every drafted token the target's row that it follows: 0 is the root, i + 1 the row after
             drafted token i. `range(n)` is a chain.
         law: how siblings are drawn: `WithReplacement` and `WithoutReplacement` from `draft_probs`,

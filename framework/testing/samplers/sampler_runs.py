@@ -19,11 +19,12 @@ from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.diagnosis.tree_text import tree_as_text
 from draftwood.testing.proofs.enumerator import BudgetExceeded, EndlessRun, Enumerator, enumerate_outcomes
 from draftwood.testing.proofs.hidden_randomness import drawn_from, kept_states, process_states
+from draftwood.testing.samplers.batched_runs import PLACES, judged_together
 from draftwood.testing.samplers.continued_laws import Emitted, Text
 from draftwood.testing.samplers.forbidden_texts import forbidden
 from draftwood.testing.samplers.ordinary_calls import compare_with_calls, texts_of_one_seed
-from draftwood.testing.samplers.returned_tokens import as_rows, as_tokens
-from draftwood.testing.samplers.sampler_cases import Draft, SamplerCase, likely_breaks
+from draftwood.testing.samplers.returned_tokens import as_tokens
+from draftwood.testing.samplers.sampler_cases import Draft, SamplerCase, copied, likely_breaks
 from draftwood.testing.samplers.sampler_errors import (
     comes_of_enumeration,
     may_come_of_enumeration,
@@ -39,17 +40,11 @@ T = TypeVar("T")
 Sampler = Callable[[SamplerCase], "Sequence[int] | Tensor"]
 """Takes a draft and returns the tokens that it emits: those accepted, and one more.
 
-In a batch: rows of tokens. Negative numbers after the last token fill a row up.
+In a batch: rows of tokens. Negative numbers are padding, before, between or after tokens, and are left out.
 """
 
 _MOST_OUTCOMES = 10_000
 """Outcomes of one draft, at most: a tree of a few nodes over a few tokens has some hundreds."""
-
-_BATCHES = (1, 3, 12, 100)
-"""Rows of one call, in turns: an engine's batch grows and shrinks, and its ends may be judged otherwise."""
-
-PLACES = ("first row of a batch", "last row of a batch")
-"""Rows of a batch that are judged apart too."""
 
 _MOST_CHOICES = 200
 """Choices by chance in one call, at most: a sampler that draws until a draw fits makes ever more."""
@@ -283,58 +278,23 @@ class CheckedSampler:
             yield index, self._call(draft, self._with_uniforms(draft)), 1, ""
 
     def _together(self, possible: Sequence[Draft], rows: Tensor) -> Iterator[tuple[int, Text, int, str]]:
-        shapes: dict[tuple[int, ...], list[int]] = {}
-        for index, draft in enumerate(possible):
-            shapes.setdefault(tuple(draft.case.parents.tolist()), []).append(index)
-        for indices in shapes.values():
-            cases = [possible[index].case for index in indices]
-            stacked: dict[str, Any] = {
-                name: torch.stack([getattr(case, name) for case in cases])
-                for name in ("draft_tokens", "target_probs", "draft_probs", "target_logits")
-            }
-            mine = rows[torch.isin(rows, torch.tensor(indices))]
-            judged = []
-            for part in mine.split(_batch_sizes(len(mine))):
-                at = torch.searchsorted(torch.tensor(indices), part)
-                batch = attrs.evolve(
-                    cases[0],
-                    settings=tuple(cases[index].settings[0] for index in at.tolist()),
-                    uniforms=torch.rand(len(at), self.uniforms or 0, dtype=self.dtype),
-                    **{name: tensors[at] for name, tensors in stacked.items()},
-                )
-                judged.append(self._batch(batch, part))
-            most = max((emitted.shape[1] for emitted in judged), default=0)
-            padded = [
-                torch.nn.functional.pad(emitted, (0, most - emitted.shape[1]), value=-1) for emitted in judged
-            ]
-            if not padded:
-                continue
-            distinct, counts = torch.cat(padded).unique(dim=0, return_counts=True)
-            for (index, place, *row), count in zip(distinct.tolist(), counts.tolist(), strict=True):
-                text = tuple(token for token in row if token >= 0)
-                self._judge(possible[index], text)
-                yield index, text, count, ("", *PLACES)[place]
+        together = judged_together(self._batch, possible, rows, uniforms=self.uniforms or 0, dtype=self.dtype)
+        for index, text, count, place in together:
+            self._judge(possible[index], text)
+            yield index, text, count, place
 
-    def _batch(self, batch: SamplerCase, drafts: Tensor) -> Tensor:
-        """Returns a line for each row of a batch: its draft, its place among `PLACES`, its tokens."""
-        self.calls += len(drafts)
+    def _batch(self, batch: SamplerCase) -> Any:
+        self.calls += len(batch.draft_tokens)
         try:
-            emitted = as_rows(self.sampler(batch))
+            return self.sampler(copied(batch))
         except DraftwoodError:
             raise
         except Exception as error:
             raise_where_it_is_no_fault(error)
             raise LawBroken(
-                f"The sampler raises ({type(error).__name__}: {error}) on a batch of {len(drafts)} drafts."
+                f"The sampler raises ({type(error).__name__}: {error}) on a batch of "
+                f"{len(batch.draft_tokens)} drafts."
             ) from error
-        if emitted.ndim != 2 or len(emitted) != len(drafts):
-            raise LawBroken(
-                f"The sampler returns {tuple(emitted.shape)} for a batch of {len(drafts)} drafts."
-            )
-        places = torch.zeros_like(drafts)
-        if len(drafts) > 1:
-            places[0], places[-1] = 1, 2
-        return torch.cat([drafts.unsqueeze(1), places.unsqueeze(1), emitted], 1)
 
     def _call(self, draft: Draft, case: SamplerCase) -> Text:
         self.calls += 1
@@ -362,7 +322,7 @@ class CheckedSampler:
 
     def _emitted(self, case: SamplerCase) -> Any:
         """Returns what the sampler returns; a generator draws while it is read."""
-        emitted = self.sampler(_copied(case))
+        emitted = self.sampler(copied(case))
         return list(emitted) if isinstance(emitted, Iterator) else emitted
 
     def _judge(self, draft: Draft, text: Text, case: SamplerCase | None = None) -> None:
@@ -384,24 +344,3 @@ def _unseen(source: str) -> UnseenChance:
         f"The sampler draws from {source}, so its outcomes cannot be listed; give samples=, or look up "
         "torch.rand, random.random and their kin when it draws."
     )
-
-
-def _copied(case: SamplerCase) -> SamplerCase:
-    """Returns a copy of the case with other tensors: a sampler may write to its arguments, as kernels do."""
-    return attrs.evolve(
-        case,
-        target_probs=case.target_probs.clone(),
-        draft_probs=case.draft_probs.clone(),
-        target_logits=case.target_logits.clone(),
-    )
-
-
-def _batch_sizes(rows: int) -> list[int]:
-    """Returns the numbers of rows of the calls that judge so many."""
-    sizes: list[int] = []
-    for size in itertools.cycle(_BATCHES):
-        left = rows - sum(sizes)
-        if left <= size:
-            return [*sizes, left] if left else sizes
-        sizes.append(size)
-    return sizes
