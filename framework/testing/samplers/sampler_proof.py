@@ -68,7 +68,7 @@ def prove_sampler(
 
     Args:
         tolerance: largest difference of a sequence's probability. None: 1e-9, and 1e-6 where
-            probabilities are float32 or less, or the sampler computes in float32 with torch; and what the
+            probabilities are float32 or less, or the sampler computes in float32 or less; and what the
             steps of its uniforms make, `report.resolution`, if they are float32 or finer.
 
     Returns:
