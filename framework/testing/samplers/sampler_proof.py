@@ -24,6 +24,7 @@ from draftwood.testing.proofs.lossless import JointLaw, target_law
 from draftwood.testing.samplers.continued_laws import Emitted, Text, continued, written_on
 from draftwood.testing.samplers.further_drafts import further_evidence
 from draftwood.testing.samplers.ordinary_calls import CALLS, FEWER_CALLS
+from draftwood.testing.samplers.rounded_models import PARTS
 from draftwood.testing.samplers.sampler_cases import (
     PLAIN,
     PROMPT,
@@ -102,6 +103,11 @@ def prove_sampler(
         what = f"{name} is biased{chance}: {report.counterexample}"
         if report.p_value is None and report.error <= _SINGLE:
             what += "\nAn error so small may be rounding: if it computes in float32, give tolerance=1e-6."
+        elif report.p_value is None and dtype in PARTS and report.error <= 4 * torch.finfo(dtype).eps:
+            what += (
+                f"\nRounding makes errors of this size if it computes in {dtype}: convert the probabilities "
+                "to float32 first, or give tolerance=."
+            )
     if what:
         raise LawBroken(what, error=report.error, likely=report.likely)
     return report
@@ -150,7 +156,8 @@ def measure_sampler(
             apart too. With `samples` only.
         vocab_size: of the models; at least 2.
         models: pairs of target and draft by name; None: `sampler_models(vocab_size)`.
-        dtype: of the probabilities and uniforms that the sampler gets.
+        dtype: of the probabilities and uniforms that the sampler gets. For bfloat16 and float16 the models
+            are rounded so that every row sums to 1; logits and uniforms are float32 then.
         settings: of requests: temperature (0 for greedy rows), top-k, top-p and min-p of the target. Each is
             proved; in a batch rows of all of them are mixed. `case.target_probs` is the distribution after
             them, `case.target_logits` the logits before.
@@ -168,6 +175,7 @@ def measure_sampler(
         )
     if not settings:
         raise InvalidInput("settings is empty; give at least one SamplingParams.")
+    _check_dtype(dtype, settings)
     checked = CheckedSampler(sampler, dtype, uniforms, seed)
     errors, expected, worst = {}, {}, _Worst()
     tests: list[ChiSquareResult] = []
@@ -239,6 +247,17 @@ def measure_sampler(
         # Uniforms of bfloat16 or float16 bias a sampler: theirs is no rounding error that one may have.
         tolerance=exact + min(checked.resolution, _FINE),
     )
+
+
+def _check_dtype(dtype: torch.dtype, settings: Sequence[SamplingParams]) -> None:
+    """Raise `InvalidInput` where no law is right for probabilities of this dtype."""
+    if dtype not in (torch.float64, torch.float32, *PARTS):
+        raise InvalidInput(f"dtype is {dtype}; give torch.float64, float32, bfloat16 or float16.")
+    if dtype in PARTS and any(one != PLAIN and one.temperature != 0 for one in settings):
+        raise InvalidInput(
+            f"dtype={dtype} goes only with temperature 1 without filters and with temperature 0, since "
+            "rounded probabilities are not those of the logits; give dtype=torch.float32 for other settings."
+        )
 
 
 def _shares(texts: dict[Text, int]) -> JointLaw:

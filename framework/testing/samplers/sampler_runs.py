@@ -24,6 +24,7 @@ from draftwood.testing.samplers.continued_laws import Emitted, Text
 from draftwood.testing.samplers.forbidden_texts import forbidden
 from draftwood.testing.samplers.ordinary_calls import compare_with_calls, texts_of_one_seed
 from draftwood.testing.samplers.returned_tokens import as_tokens
+from draftwood.testing.samplers.rounded_models import wide
 from draftwood.testing.samplers.sampler_cases import Draft, SamplerCase, copied, likely_breaks
 from draftwood.testing.samplers.sampler_errors import (
     comes_of_enumeration,
@@ -65,7 +66,7 @@ class CheckedSampler:
 
     Attributes:
         sampler: the sampler under test.
-        dtype: of probabilities and uniforms.
+        dtype: of probabilities; uniforms are float32 at least.
         uniforms: how many it takes; None: it draws its own.
         seed: of random points or samples.
         calls: of the sampler so far.
@@ -103,7 +104,7 @@ class CheckedSampler:
         points = itertools.count()
 
         def with_uniforms(u: Sequence[float]) -> Text:
-            case = attrs.evolve(draft.case, uniforms=torch.tensor(u, dtype=self.dtype))
+            case = attrs.evolve(draft.case, uniforms=torch.tensor(u, dtype=wide(self.dtype)))
             run = partial(self._call, draft, case)
             again = repeated or next(points) % _EVERY == 0
             return self._twice(run) if again else run()
@@ -218,7 +219,7 @@ class CheckedSampler:
         return found
 
     def _with_uniforms(self, draft: Draft) -> SamplerCase:
-        return attrs.evolve(draft.case, uniforms=torch.rand(self.uniforms or 0, dtype=self.dtype))
+        return attrs.evolve(draft.case, uniforms=torch.rand(self.uniforms or 0, dtype=wide(self.dtype)))
 
     def _twice(self, run: Callable[[], T]) -> T:
         """Returns what `run` gives; raises `UnseenChance` unless it gives it again and draws nothing else."""
@@ -278,7 +279,9 @@ class CheckedSampler:
             yield index, self._call(draft, self._with_uniforms(draft)), 1, ""
 
     def _together(self, possible: Sequence[Draft], rows: Tensor) -> Iterator[tuple[int, Text, int, str]]:
-        together = judged_together(self._batch, possible, rows, uniforms=self.uniforms or 0, dtype=self.dtype)
+        together = judged_together(
+            self._batch, possible, rows, uniforms=self.uniforms or 0, dtype=wide(self.dtype)
+        )
         for index, text, count, place in together:
             self._judge(possible[index], text)
             yield index, text, count, place
