@@ -24,6 +24,7 @@ from draftwood.testing.proofs.lossless import JointLaw, target_law
 from draftwood.testing.samplers.continued_laws import Emitted, Text, continued, written_on
 from draftwood.testing.samplers.further_drafts import further_evidence
 from draftwood.testing.samplers.ordinary_calls import CALLS, FEWER_CALLS
+from draftwood.testing.samplers.rare_faults import name_of_rare
 from draftwood.testing.samplers.rounded_models import PARTS
 from draftwood.testing.samplers.sampler_cases import (
     PLAIN,
@@ -239,7 +240,7 @@ def measure_sampler(
         calls=checked.calls,
         fault=checked.fault,
         counterexample=worst.text,
-        likely=_likely(checked.fault, worst, more) if samples is None else "",
+        likely=_likely(checked, worst, more) if samples is None else "",
         p_value=min(1.0, len(tests) * min(drawn.p_value for drawn in tests)) if tests else None,
         smallest_bias=max(drawn.smallest_bias for drawn in tests) if tests else None,
         resolution=checked.resolution,
@@ -323,18 +324,10 @@ def _told(settings: SamplingParams) -> str:
     return ", ".join(f"{name}={value:g}" for name, value in given.items() if value is not None)
 
 
-def _likely(fault: str, worst: _Worst, more: Callable[[range], Evidence]) -> str:
-    if "nan" in fault and worst.error < 1e-6:
-        return (
-            "a residual that rounding left empty is divided by its sum of 0; fall back to the target there."
-        )
-    if "does not exist" in fault and worst.error < 1e-6:
-        return (
-            "a uniform or a sum that is rounded up finds a place after the last token; keep the place within "
-            "the vocabulary."
-        )
-    if fault.startswith("emits") and worst.error < 1e-6:
-        return "it tests coin <= p, so that a coin of 0 accepts what has probability 0; test coin < p."
+def _likely(checked: CheckedSampler, worst: _Worst, more: Callable[[range], Evidence]) -> str:
+    if checked.fault_at is not None and worst.error < 1e-6:
+        at, words = checked.fault_at, checked.fault
+        return name_of_rare(at, words, worst.evidence, checked.outcome, checked.call)
     # Where it raises, another mistake came before: a wrong test, which finds a residual empty.
     returned = [(draft, law) for draft, law in worst.evidence if RAISED not in law]
     return "" if worst.error < 1e-9 or not returned else likely_mistake(returned, more, 1e-6)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from draftwood.base.errors import DraftwoodError, InvalidInput
+from draftwood.laws.randomness import Randomness
 from draftwood.testing.diagnosis.intervals import CannotEnumerate, UnseenChance, split_uniforms
 from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.diagnosis.tree_text import tree_as_text
@@ -23,6 +24,7 @@ from draftwood.testing.samplers.batched_runs import PLACES, judged_together
 from draftwood.testing.samplers.continued_laws import Emitted, Text
 from draftwood.testing.samplers.forbidden_texts import forbidden
 from draftwood.testing.samplers.ordinary_calls import compare_with_calls, texts_of_one_seed
+from draftwood.testing.samplers.rare_faults import Fault
 from draftwood.testing.samplers.returned_tokens import as_tokens
 from draftwood.testing.samplers.rounded_models import wide
 from draftwood.testing.samplers.sampler_cases import Draft, SamplerCase, copied, likely_breaks
@@ -72,6 +74,7 @@ class CheckedSampler:
         calls: of the sampler so far.
         fault: the first thing that none may do, in words.
         resolution: how far an outcome's probability may be off, since uniforms have few bits.
+        fault_at: where that was; None in a batch.
         fault_chance: probability of outcomes that none may have, of all drafts that were enumerated.
     """
 
@@ -82,6 +85,7 @@ class CheckedSampler:
     calls: int = 0
     fault: str = ""
     resolution: float = 0.0
+    fault_at: Fault | None = None
     fault_chance: float = 0.0
     _used: UsedGenerators = attrs.field(factory=UsedGenerators, init=False)
     _error: Exception | None = attrs.field(default=None, init=False)
@@ -105,7 +109,7 @@ class CheckedSampler:
 
         def with_uniforms(u: Sequence[float]) -> Text:
             case = attrs.evolve(draft.case, uniforms=torch.tensor(u, dtype=wide(self.dtype)))
-            run = partial(self._call, draft, case)
+            run = partial(self.call, draft, case)
             again = repeated or next(points) % _EVERY == 0
             return self._twice(run) if again else run()
 
@@ -115,7 +119,7 @@ class CheckedSampler:
             def run() -> tuple[Text, list[tuple[int, int]]]:
                 own = first.pop() if first else Enumerator([outcome for outcome, _ in rng.taken])
                 with torch_randomness(own, used=self._used) as chance:
-                    text = self._call(draft, draft.case)
+                    text = self.call(draft, draft.case)
                     self.resolution = max(self.resolution, chance.resolution)
                 if text == RAISED:
                     self._check_raises(draft)
@@ -176,14 +180,15 @@ class CheckedSampler:
             self.calls = calls
             return
         for draft in possible:
-            run = partial(self._first_outcome, draft)
+            run = partial(self.outcome, draft)
             if len({run() for _ in range(_REPEATS)}) > 1:
                 raise _unseen(source_of(run) or "chance that is not seen here")
         self.calls = calls
 
-    def _first_outcome(self, draft: Draft) -> Text:
-        with torch_randomness(Enumerator([]), used=self._used):
-            return self._call(draft, draft.case)
+    def outcome(self, draft: Draft, rng: Randomness | None = None) -> Text:
+        """Returns the tokens that it emits with `rng` as its chance; those of the first outcome without."""
+        with torch_randomness(Enumerator([]) if rng is None else rng, used=self._used):
+            return self.call(draft, draft.case)
 
     def compare_with_calls(self, evidence: Sequence[tuple[Draft, Emitted]], calls: int) -> None:
         """Raise `CannotEnumerate` where the enumerated laws differ from the laws of ordinary calls.
@@ -195,14 +200,14 @@ class CheckedSampler:
         before = self.calls
         try:
             compare_with_calls(
-                lambda draft: self._call(draft, draft.case), evidence, calls=calls, seed=self.seed
+                lambda draft: self.call(draft, draft.case), evidence, calls=calls, seed=self.seed
             )
         except CannotEnumerate:
             for draft, _ in evidence:
-                run = partial(self._call, draft, draft.case)
+                run = partial(self.call, draft, draft.case)
                 if len(texts_of_one_seed(run, calls=calls, seed=self.seed)) < 2:
                     continue
-                if found := source_of(partial(self._first_outcome, draft)):
+                if found := source_of(partial(self.outcome, draft)):
                     raise _unseen(found) from None
             raise
         self.calls = before
@@ -212,7 +217,7 @@ class CheckedSampler:
         before = self.calls, self.fault
         with kept_states():
             found = any(
-                computes_in_float32(partial(self._call, draft, self._with_uniforms(draft)))
+                computes_in_float32(partial(self.call, draft, self._with_uniforms(draft)))
                 for _ in range(_REPEATS)
             )
         self.calls, self.fault = before
@@ -276,7 +281,7 @@ class CheckedSampler:
     def _alone(self, possible: Sequence[Draft], rows: Tensor) -> Iterator[tuple[int, Text, int, str]]:
         for index in rows.tolist():
             draft = possible[index]
-            yield index, self._call(draft, self._with_uniforms(draft)), 1, ""
+            yield index, self.call(draft, self._with_uniforms(draft)), 1, ""
 
     def _together(self, possible: Sequence[Draft], rows: Tensor) -> Iterator[tuple[int, Text, int, str]]:
         together = judged_together(
@@ -299,7 +304,8 @@ class CheckedSampler:
                 f"{len(batch.draft_tokens)} drafts."
             ) from error
 
-    def _call(self, draft: Draft, case: SamplerCase) -> Text:
+    def call(self, draft: Draft, case: SamplerCase) -> Text:
+        """Returns the tokens that it emits on the case of a draft, and judges them."""
         self.calls += 1
         try:
             emitted = self._emitted(case)
@@ -317,7 +323,7 @@ class CheckedSampler:
                     f"Its random numbers cannot be followed ({what}); give samples=."
                 ) from error
             self._error = error
-            self._blame(draft, f"raises ({type(error).__name__}: {error})", case)
+            self._blame(draft, RAISED, f"raises ({type(error).__name__}: {error})", case)
             return RAISED
         text = as_tokens(emitted)
         self._judge(draft, text, case)
@@ -331,12 +337,13 @@ class CheckedSampler:
     def _judge(self, draft: Draft, text: Text, case: SamplerCase | None = None) -> None:
         if not self.fault and (draft, text) not in self._possible:
             if wrong := forbidden(draft, text):
-                self._blame(draft, wrong, case)
+                self._blame(draft, text, wrong, case)
             else:
                 self._possible.add((draft, text))
 
-    def _blame(self, draft: Draft, what: str, case: SamplerCase | None) -> None:
+    def _blame(self, draft: Draft, text: Text, what: str, case: SamplerCase | None) -> None:
         if not self.fault:
+            self.fault_at = Fault(draft, case, text) if case is not None else None
             has_uniforms = case is not None and len(case.uniforms)
             at = f" at the uniforms {case.uniforms.tolist()}" if has_uniforms and case is not None else ""
             self.fault = f"{what}{at}, on the draft\n{tree_as_text(draft.tree, draft.target_probs)}"
