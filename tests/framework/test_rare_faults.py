@@ -161,7 +161,7 @@ NOT_SHOWN: dict[str, tuple[Any, dict[str, Any]]] = {
     "no token": (seldom(1e-9, lambda out, vocab: []), {}),
     "too many tokens": (seldom(1e-9, lambda out, vocab: [*out, *[0] * 9]), {}),
     "an end mark": (seldom(1e-8, lambda out, vocab: [*out[:-1], vocab]), {}),
-    "a seldom end mark": (seldom(2.0**-52, lambda out, vocab: [*out[:-1], vocab]), {}),
+    "a seldom end mark": (seldom(1e-13, lambda out, vocab: [*out[:-1], vocab]), {}),
     "another number": (seldom(1e-8, lambda out, vocab: [*out[:-1], vocab + 5]), {}),
     "an error": (seldom(1e-8, raising), {}),
     "uniforms and a small number": (

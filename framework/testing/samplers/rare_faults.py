@@ -36,9 +36,6 @@ _EMPTY = 1e-6
 _STEPS = 8
 """Steps of a uniform or last digits of a sum, for each token, by which rounding may move the last place."""
 
-_REACHED = 1e-3
-"""Probability with which a token must be drawn at a place, so that a token that is missing there tells."""
-
 
 @attrs.frozen(eq=False)
 class Fault:
@@ -131,8 +128,7 @@ def _has_an_empty_residual(draft: Draft) -> bool:
 
 
 def _by_rounding(evidence: Sequence[tuple[Draft, Emitted]]) -> bool:
-    """Returns whether the number after the last token is drawn with a last digit's chance, not everywhere."""
-    everywhere = True
+    """Returns whether the number after the last token is drawn only with the chance of a last digit."""
     for draft, law in evidence:
         vocab = draft.target.vocab_size
         drawn: dict[Text, dict[int, float]] = {}
@@ -140,11 +136,9 @@ def _by_rounding(evidence: Sequence[tuple[Draft, Emitted]]) -> bool:
             if text and text != RAISED:
                 drawn.setdefault(text[:-1], {})[text[-1]] = chance
         for tokens in drawn.values():
-            total = sum(tokens.values())
-            everywhere &= total < _REACHED or vocab in tokens
-            if vocab in tokens and not _is_a_last_digit(tokens[vocab] / total, _STEPS * vocab):
+            if vocab in tokens and not _is_a_last_digit(tokens[vocab] / sum(tokens.values()), _STEPS * vocab):
                 return False
-    return not everywhere
+    return True
 
 
 def _is_a_last_digit(chance: float, steps: int) -> bool:

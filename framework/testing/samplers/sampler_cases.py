@@ -194,12 +194,13 @@ def likely_breaks(draft: Draft) -> Iterator[float]:
             yield shared
             for proposed in (law, draft.case.draft_probs[child - 1].double()):
                 yield float(left[token] / proposed[token])
-            left = _residual(left, law)
+            left = residual(left, law)
             yield from left.cumsum(0).tolist()
             earlier.append(token)
 
 
-def _residual(target: Tensor, draft: Tensor) -> Tensor:
+def residual(target: Tensor, draft: Tensor) -> Tensor:
+    """Returns max(target - draft, 0), divided by its sum; the target where nothing is left."""
     rest = (target - draft).clamp(min=0)
     return rest / rest.sum() if rest.any() else target
 
