@@ -59,7 +59,7 @@ def name_of_rare(
         fault: the fault.
         words: that tell it.
         evidence: all drafts, each with the law of its tokens.
-        once: calls the sampler with chance of its own from an enumerator.
+        once: calls the sampler, whose chance comes from an enumerator.
         at: calls the sampler on a case.
     """
     if fault.text == RAISED:

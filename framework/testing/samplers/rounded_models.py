@@ -15,7 +15,7 @@ PARTS = {torch.bfloat16: 2**8, torch.float16: 2**11}
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype of uniforms and logits beside probabilities of `dtype`: float32 at least.
+    """Returns the dtype of uniforms and logits where probabilities have `dtype`: float32 at least.
 
     Uniforms of few bits bias every sampler, and rounded logits have another law than rounded probabilities.
     """
@@ -29,7 +29,7 @@ def held_by(dtype: torch.dtype, model: NextTokenModel) -> NextTokenModel:
 
 @attrs.frozen(eq=False)
 class RoundedModel(NextTokenModel):
-    """A model whose probabilities are multiples of `1 / parts`, near those of another model.
+    """A model whose probabilities are multiples of `1 / parts`, near the probabilities of another model.
 
     Attributes:
         model: the other model.

@@ -257,7 +257,7 @@ def _check_dtype(dtype: torch.dtype, settings: Sequence[SamplingParams]) -> None
     if dtype in PARTS and any(one != PLAIN and one.temperature != 0 for one in settings):
         raise InvalidInput(
             f"dtype={dtype} goes only with temperature 1 without filters and with temperature 0, since "
-            "rounded probabilities are not those of the logits; give dtype=torch.float32 for other settings."
+            "rounded probabilities do not belong to the logits; give dtype=torch.float32 for other settings."
         )
 
 

@@ -186,7 +186,7 @@ class CheckedSampler:
         self.calls = calls
 
     def outcome(self, draft: Draft, rng: Randomness | None = None) -> Text:
-        """Returns the tokens that it emits with `rng` as its chance; those of the first outcome without."""
+        """Returns the tokens that it emits with `rng` as its chance; without it, in its first outcome."""
         with torch_randomness(Enumerator([]) if rng is None else rng, used=self._used):
             return self.call(draft, draft.case)
 

@@ -54,7 +54,7 @@ class _OfOthers:
 
 
 def computes_in_float32(run: Callable[[], object]) -> bool:
-    """Returns whether `run` makes numbers of float32 or less: torch's, numpy's, or those of other arrays."""
+    """Returns whether `run` makes numbers of float32 or less: torch's, numpy's, or another package's."""
     of_torch, of_others = _OfTorch(), _OfOthers()  # type: ignore[no-untyped-call]
     before = sys.getprofile()
     with of_torch:
