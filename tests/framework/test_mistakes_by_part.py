@@ -101,6 +101,34 @@ def test_a_mistake_in_a_part_is_named(name: str) -> None:
     assert says in (caught.value.likely or "")
 
 
+UNREACHED: dict[str, tuple[Any, str]] = {
+    "a rejection": (
+        chain(
+            test=lambda t, d: True,
+            left=lambda t, d, token: at(token, t),
+            last=lambda t, d, token: t[-1] * t[0],
+        ),
+        "; it never rejects a token, so that nothing is known of the token after a rejection.",
+    ),
+    "a whole draft": (
+        chain(
+            test=lambda t, d: False,
+            left=lambda t, d, token: residual(t, d) + 0.05,
+            last=lambda t, d, token: t[0],
+        ),
+        "; it never accepts a whole draft, so that nothing is known of the token after one.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNREACHED)
+def test_a_part_that_is_never_reached_is_not_called_right(name: str) -> None:
+    sampler, says = UNREACHED[name]
+    with pytest.raises(LawBroken) as caught:
+        prove_sampler(sampler, models=FEW)
+    assert says in (caught.value.likely or "")
+
+
 def test_an_empty_residual_is_not_blamed_on_rounding_where_a_wrong_test_finds_it() -> None:
     def left(t: Tensor, d: Tensor, token: int) -> Tensor:
         weights = (t - d).clamp(min=0)

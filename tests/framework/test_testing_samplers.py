@@ -290,7 +290,7 @@ def test_a_sequence_that_cannot_come_is_found_once():
         (lambda case: [], r"emits \(\); a draft of depth 2 gives 1 to 3 tokens"),
         (lambda case: [0] * 4, r"emits \(0, 0, 0, 0\); a draft of depth 2"),
         (lambda case: [3], r"emits \(3,\); token 3 does not exist"),
-        (lambda case: torch.tensor([-1, 0]), r"emits \(-1, 0\); token -1 does not exist"),
+        (lambda case: torch.tensor([-1, 3]), r"emits \(3,\); token 3 does not exist"),
         (lambda case: torch.tensor([-1, -1]), r"emits \(\); a draft of depth 2"),  # nothing but padding
     ],
 )

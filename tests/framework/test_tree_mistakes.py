@@ -89,7 +89,13 @@ def wrong(mistake: str) -> Any:
                     left = residual(left, law)
                 final = residual(target, law) if mistake == "not renewed" else left
             else:
-                final = {"target at the end": rows[row], "draft at the end": draft}.get(mistake, final)
+                final = {
+                    "target at the end": rows[row],
+                    "draft at the end": draft,
+                    "first residual at the end": residual(target, draft),
+                    "square at the end": left**2,
+                    "support at the end": (left > 0).double(),
+                }.get(mistake, final)
                 return [*out, int(final.argmax()) if mistake == "greedy end" else drawn_from(final)]
 
     return sampler
@@ -152,3 +158,13 @@ def test_a_mistake_is_named(mistake: str, law: type) -> None:
     with pytest.raises(LawBroken) as caught:
         prove_sampler(wrong(mistake), parents=SHAPE, law=law, models=FEW)
     assert NAMED[mistake, law] in (caught.value.likely or "")
+
+
+@pytest.mark.parametrize("shape", [SHAPE, (0, 0), (0, 0, 1, 1)])
+@pytest.mark.parametrize("mistake", ["first residual at the end", "square at the end", "support at the end"])
+def test_a_mistake_of_no_known_rule_is_not_named_after_one_that_seldom_differs(
+    mistake: str, shape: tuple[int, ...]
+) -> None:
+    with pytest.raises(LawBroken) as caught:
+        prove_sampler(wrong(mistake), parents=shape)
+    assert caught.value.likely == ""

@@ -14,7 +14,18 @@ def forbidden(draft: Draft, text: Text) -> str:
     for position, token in enumerate(text):
         if not 0 <= token < target.vocab_size:
             return f"emits {text}; token {token} does not exist"
-        before = text[:position]
-        if not float(target.probs([*PROMPT, *before])[token]) > 0:
-            return f"emits {text}, though the target gives token {token} probability 0 after {before}"
+        if not _is_possible(draft, text, position):
+            return (
+                f"emits {text}, though the target gives token {token} probability 0 after {text[:position]}"
+            )
     return ""
+
+
+def is_accepted_though_forbidden(draft: Draft, text: Text) -> bool:
+    """Returns whether the first forbidden token of `text` has one after it, so that it was accepted."""
+    known = text != () and all(0 <= token < draft.target.vocab_size for token in text)
+    return known and not all(_is_possible(draft, text, position) for position in range(len(text) - 1))
+
+
+def _is_possible(draft: Draft, text: Text, position: int) -> bool:
+    return float(draft.target.probs([*PROMPT, *text[:position]])[text[position]]) > 0

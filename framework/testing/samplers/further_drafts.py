@@ -10,7 +10,7 @@ from draftwood.distributions.sampling import SamplingParams
 from draftwood.laws.proposals import Proposal
 from draftwood.testing.models.toy import ToyModel
 from draftwood.testing.samplers.continued_laws import Emitted
-from draftwood.testing.samplers.sampler_cases import Draft, drafts
+from draftwood.testing.samplers.sampler_cases import Draft, drafts, residual
 from draftwood.testing.samplers.sampler_runs import CheckedSampler
 from draftwood.testing.samplers.torch_randomness import RAISED
 
@@ -21,7 +21,7 @@ _MOST_DRAFTS = 150
 """Drafts of a model, at most: for trees a larger vocabulary would cost more than the proof itself."""
 
 _MOST_CALLS = 3_000
-"""Calls of the sampler after which no further draft is enumerated."""
+"""Calls of the sampler in some rounds, after which no further draft is enumerated."""
 
 _MOST_POINTS = 10_000
 """Such calls of a sampler that is given its uniforms; each takes less time."""
@@ -41,7 +41,8 @@ def further_evidence(
 ) -> list[tuple[Draft, Emitted]]:
     """Returns drafts of further models, each with the law of the tokens that the sampler emits on it.
 
-    Every model and settings give the likeliest draft, the least likely one and one between them.
+    Every model and settings give the likeliest draft, the least likely one, one between them, and the one
+    whose first tokens are rejected most often: what comes after rejections seldom shows on the others.
     Drafts on which the sampler raises, or cannot be enumerated, are left out: it may be written for one
     vocabulary.
 
@@ -52,16 +53,19 @@ def further_evidence(
         parents, law, settings: as the proof has them.
     """
     evidence = []
+    most = checked.calls + (_MOST_CALLS if checked.uniforms is None else _MOST_POINTS)
     sizes = [more for more in _MORE_TOKENS if not more or (vocab_size + more) ** len(parents) <= _MOST_DRAFTS]
     for number, more, sharpness, one in itertools.product(rounds, sizes, _SHARPNESS, settings):
-        if checked.calls > (_MOST_CALLS if checked.uniforms is None else _MOST_POINTS):
+        if checked.calls > most:
             break
         seed = 1000 + 100 * number + 10 * more + 2 * _SHARPNESS.index(sharpness)
         target = ToyModel(vocab_size + more, seed, sharpness=sharpness)
         draft = ToyModel(vocab_size + more, seed + 1, near=target if number % 2 else None)
         possible = drafts(target, draft, parents=parents, law=law, dtype=checked.dtype, settings=one)
         possible.sort(key=lambda drawn: -drawn.weight)
-        for drawn in (possible[0], possible[len(possible) // 2], possible[-1]):
+        telling = max(range(len(possible)), key=lambda index: _told_by_rejections(possible[index]))
+        some = (0, len(possible) // 2, len(possible) - 1, telling)
+        for drawn in (possible[index] for index in dict.fromkeys(some)):
             try:
                 emitted = checked.enumerated(drawn)
             except (DraftwoodError, AssertionError):
@@ -69,3 +73,19 @@ def further_evidence(
             if RAISED not in emitted:
                 evidence.append((drawn, emitted))
     return evidence
+
+
+def _told_by_rejections(drawn: Draft) -> float:
+    """Returns how much the token after the root's rejected children tells of the rule that draws it.
+
+    It is the probability of the rejections times the distance between the first residual and the last one.
+    """
+    tree, children = drawn.tree, drawn.tree.children(0)
+    tokens = [int(tree.tokens[child]) for child in children]
+    left, rejected, residuals = drawn.target_probs[0].double(), 1.0, []
+    for rank, token in enumerate(tokens):
+        law = tree.proposals[0].conditional(rank, tuple(tokens[:rank])).double()
+        rejected *= max(1 - float(left[token] / law[token]), 0.0)
+        left = residual(left, law)
+        residuals.append(left)
+    return rejected * (float((residuals[0] - residuals[-1]).abs().max()) + 1e-3)

@@ -27,6 +27,15 @@ _PARTS = (
     "the token after a draft that is accepted as a whole (it is not drawn from the target)",
 )
 
+_UNREACHED = (
+    "it never tests a token",
+    "it never rejects a token, so that nothing is known of the token after a rejection",
+    "it never accepts a whole draft, so that nothing is known of the token after one",
+)
+
+_SHOWN = 1e-3
+"""Probability on some draft with which a part must be reached to be called right."""
+
 
 @attrs.frozen(eq=False)
 class _Seen:
@@ -69,8 +78,14 @@ def of_its_parts(evidence: Sequence[tuple[Draft, Emitted]], tolerance: float) ->
         (RIGHT, BLOCK_RESIDUAL) if set(tests) & set(BLOCK_TESTS) else (RIGHT,),
         (RIGHT,),
     )
-    parts = zip(_PARTS, (tests, draws, lasts), right, strict=True)
-    return whole, _told([name for name, rules, good in parts if not any(rule in good for rule in rules)])
+    reached = (
+        max(one.reached for one in seen),
+        max(float(one.left.sum()) for one in seen),
+        max(float(one.last.sum()) for one in seen if one.last is not None),
+    )
+    parts = zip((tests, draws, lasts), right, strict=True)
+    good = [any(rule in allowed for rule in rules) for rules, allowed in parts]
+    return whole, _told(good, [chance > _SHOWN for chance in reached])
 
 
 def tests_without_a_coin(evidence: Sequence[tuple[Draft, Emitted]], tolerance: float) -> bool:
@@ -108,10 +123,14 @@ def _certain(seen: Sequence[_Seen], tolerance: float) -> tuple[list[Step], list[
     return (accepted, rejected) if len(accepted) + len(rejected) == len(made) else ([], [])
 
 
-def _told(wrong: Sequence[str]) -> str:
+def _told(good: Sequence[bool], reached: Sequence[bool]) -> str:
+    """Returns the sentence on the parts: those that are wrong, right, and never reached."""
+    wrong = [part for part, right in zip(_PARTS, good, strict=True) if not right]
     if not 0 < len(wrong) < len(_PARTS):
         return ""
-    return f"no known mistake, but one in {' and in '.join(wrong)}; the rest is right."
+    rest = ["the rest is right"] if any(map(all, zip(good, reached, strict=True))) else []
+    unknown = [why for why, known in zip(_UNREACHED, reached, strict=True) if not known]
+    return f"no known mistake, but one in {' and in '.join(wrong)}; {', and '.join([*rest, *unknown])}."
 
 
 def _steps(draft: Draft, law: Emitted) -> Iterator[_Seen]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from draftwood.testing.samplers.lazy_tensors import LazyTensor
 
 
 def as_tokens(returned: Any) -> tuple[int, ...]:
-    """Returns the tokens that a sampler or a call returned, without the negative numbers after the last one.
+    """Returns the tokens that a sampler or a call returned, without negative numbers, which are padding.
+
+    Engines write -1 where they rejected a token, and read all other numbers, wherever they are.
 
     Raises:
         CannotEnumerate: some of them are random numbers that are not drawn yet.
@@ -27,25 +30,44 @@ def as_tokens(returned: Any) -> tuple[int, ...]:
     if isinstance(returned, (Tensor, np.ndarray)):
         returned = returned.reshape(-1).tolist()
     try:
-        tokens = [int(token) for token in returned]
+        tokens = tuple(int(token) for token in returned)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidInput(
             f"The sampler returns {returned!r:.80}, which is no sequence of tokens ({error}); return only "
             "the tokens that it emits."
         ) from error
-    while tokens and tokens[-1] < 0:
-        tokens.pop()
-    return tuple(tokens)
+    return tuple(token for token in tokens if token >= 0)
 
 
-def as_rows(returned: Any) -> Tensor:
-    """Returns the tokens of a batch, int64 `[rows, most]`; shorter rows are filled up with -1."""
-    if isinstance(returned, np.ndarray) and returned.dtype == object:
-        returned = list(returned)
-    if not isinstance(returned, (Tensor, np.ndarray)):
-        rows = [torch.as_tensor(row).reshape(-1) for row in returned]
-        returned = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
-    return torch.as_tensor(returned).long()
+def as_rows(returned: Any, count: int) -> Tensor:
+    """Returns the tokens of a batch, int64 `[count, most]`, in which negative numbers are padding.
+
+    Raises:
+        InvalidInput: it is not one row of tokens for each of `count` drafts.
+    """
+    try:
+        ragged = not isinstance(returned, (Tensor, np.ndarray)) or returned.dtype == object
+        rows = torch.as_tensor(_padded(returned) if ragged else returned)
+        fits = rows.shape[:1] == (count,) and rows.ndim == 2 and not rows.isnan().any()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidInput(_no_rows(f"{returned!r:.80} ({error})", count)) from error
+    if not fits:
+        raise InvalidInput(_no_rows(f"a shape of {tuple(rows.shape)}", count))
+    return rows.long()
+
+
+def _padded(rows: Sequence[Any]) -> Tensor:
+    """Returns rows of different lengths, each `[n]` or `[1, n]`, as one tensor filled up with -1."""
+    each = [torch.as_tensor(row) for row in rows]
+    flat = [row.reshape(-1) if row.numel() == row.shape[-1:].numel() else row for row in each]
+    return torch.nn.utils.rnn.pad_sequence(flat, batch_first=True, padding_value=-1)
+
+
+def _no_rows(what: str, count: int) -> str:
+    return (
+        f"The sampler returns {what} for a batch of {count} drafts; return one row of tokens for each draft, "
+        "as a tensor [rows, most] or a list of rows."
+    )
 
 
 def _is_row(one: Any) -> bool:

@@ -17,6 +17,7 @@ from draftwood.testing.models.small_strategies import toy_drafter
 from draftwood.testing.models.toy import NextTokenModel, ToyModel
 from draftwood.testing.models.tree_shapes import Shape, ShapedPolicy
 from draftwood.testing.proofs.block_efficiency import drawn_trees, target_distributions
+from draftwood.testing.samplers.rounded_models import held_by, wide
 from draftwood.trees.tree import TokenTree
 
 PROMPT = (0,)
@@ -40,9 +41,10 @@ class SamplerCase:
             Siblings share it: what the law takes away for earlier siblings is not taken away here, and a
             deterministic draft has it too, though its tokens were not drawn from it.
         law: how the tokens of one row's children were drawn.
-        uniforms: `[k]` numbers in [0, 1), of the dtype of the probabilities; empty if none were asked for.
+        uniforms: `[k]` numbers in [0, 1), of the dtype of the probabilities, float32 at least; empty if none
+            were asked for.
         target_logits: `[n + 1, vocab]`: the target's logits before `settings`, for samplers that apply them
-            themselves. `target_probs` is the distribution after them.
+            themselves; float32 at least. `target_probs` is the distribution after them.
         settings: the row's settings; in a batch one for each row.
     """
 
@@ -60,6 +62,13 @@ class SamplerCase:
     def children(self, row: int) -> list[int]:
         """Returns the indices in `draft_tokens` of the tokens after a row of the target, in drawn order."""
         return [index for index, parent in enumerate(self.parents.tolist()) if parent == row]
+
+
+def copied(case: SamplerCase) -> SamplerCase:
+    """Returns the case with copies of all its tensors: a sampler may write to its arguments."""
+    fields: dict[str, Any] = attrs.asdict(case, recurse=False)
+    copies = {name: one.clone() for name, one in fields.items() if isinstance(one, Tensor)}
+    return attrs.evolve(case, **copies)
 
 
 @attrs.frozen(eq=False)
@@ -143,9 +152,11 @@ def drafts(
 ) -> list[Draft]:
     """Every draft of the shape that `draft` makes by `law`, without its uniforms.
 
-    Where the law runs out of tokens a draft has fewer of them. The settings apply to the target.
+    Where the law runs out of tokens a draft has fewer of them. The settings apply to the target. Both models
+    are rounded to probabilities that `dtype` holds exactly, if it has few bits.
     """
-    raw, target = target, settled(target, settings)
+    raw, target = target, held_by(dtype, settled(target, settings))
+    draft = held_by(dtype, draft)
     policy = ShapedPolicy(shape_of(parents), law)
     made = []
     for weighted in drawn_trees(policy, toy_drafter(policy, draft), prompt=PROMPT):
@@ -159,10 +170,10 @@ def drafts(
             target_probs=rows.to(dtype),
             draft_probs=proposed.to(dtype),
             law=law,
-            uniforms=torch.zeros(0, dtype=dtype),
-            target_logits=(rows if raw is target else target_distributions(tree, raw, PROMPT, 1.0))
+            uniforms=torch.zeros(0, dtype=wide(dtype)),
+            target_logits=(rows if settings == PLAIN else target_distributions(tree, raw, PROMPT, 1.0))
             .log()
-            .to(dtype),
+            .to(wide(dtype)),
             settings=(settings,),
         )
         made.append(Draft(weighted.weight, case, tree, rows, target))
@@ -183,12 +194,13 @@ def likely_breaks(draft: Draft) -> Iterator[float]:
             yield shared
             for proposed in (law, draft.case.draft_probs[child - 1].double()):
                 yield float(left[token] / proposed[token])
-            left = _residual(left, law)
+            left = residual(left, law)
             yield from left.cumsum(0).tolist()
             earlier.append(token)
 
 
-def _residual(target: Tensor, draft: Tensor) -> Tensor:
+def residual(target: Tensor, draft: Tensor) -> Tensor:
+    """Returns max(target - draft, 0), divided by its sum; the target where nothing is left."""
     rest = (target - draft).clamp(min=0)
     return rest / rest.sum() if rest.any() else target
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
 
 import attrs
 
@@ -24,6 +26,11 @@ _NEAR = 0.16
 
 _ROUNDS = 6
 """Rounds of further models for a sampler that accepts always or never."""
+
+_CONFIRMING = range(_ROUNDS, _ROUNDS + 3)
+"""Rounds of further models that a mistake must explain too before it is named."""
+
+M = TypeVar("M", Mistake, TreeMistake)
 
 Evidence = Sequence[tuple[Draft, Emitted]]
 """Drafts of all models, each with the law of the tokens that the sampler emitted on it."""
@@ -85,39 +92,43 @@ def likely_mistake(evidence: Evidence, more: Callable[[range], Evidence], tolera
     # The drafts that are made most often tell most mistakes apart.
     evidence = sorted(evidence, key=lambda pair: -pair[0].weight)
     if not (chains and drawn):
-        return _of_tree(evidence, tolerance)
+        return _of_tree(evidence, partial(more, _CONFIRMING), tolerance)
 
-    def explaining(mistakes: Iterable[Mistake]) -> list[str]:
-        return [
-            mistake.says
-            for mistake in mistakes
-            if all(_off(_law(draft, mistake), law) <= tolerance for draft, law in evidence)
-        ]
-
-    found = explaining(KNOWN) or explaining(_fitted(own, tolerance))
+    found = _explaining(KNOWN, _law, evidence, tolerance)
+    found = found or _explaining(_fitted(own, tolerance), _law, evidence, tolerance)
     if found:
-        return _named(found)
+        # Of those that are no longer found the parts may tell something.
+        evidence = [*evidence, *more(_CONFIRMING)]
+        if found := _explaining(found, _law, evidence, tolerance):
+            return _named(found)
     of_parts, rest = of_its_parts(evidence, tolerance)
-    return _named(explaining(of_parts)) or rest
+    return _named(_explaining(of_parts, _law, evidence, tolerance)) or rest
 
 
-def _of_tree(evidence: Evidence, tolerance: float) -> str:
+def _of_tree(evidence: Evidence, more: Callable[[], Evidence], tolerance: float) -> str:
     """Returns the mistake of a sampler of trees, whose siblings follow one law."""
     law = evidence[0][0].case.law
-    found = [
-        mistake.says
-        for mistake in KNOWN_OF_TREES
-        if law in mistake.laws
-        and all(_off(_law_of_tree(draft, mistake), emitted) <= tolerance for draft, emitted in evidence)
+    mistakes = [mistake for mistake in KNOWN_OF_TREES if law in mistake.laws]
+    found = _explaining(mistakes, _law_of_tree, evidence, tolerance)
+    return _named(_explaining(found, _law_of_tree, more(), tolerance)) if found else ""
+
+
+def _explaining(
+    mistakes: Iterable[M], law_of: Callable[[Draft, M], Emitted], evidence: Evidence, tolerance: float
+) -> list[M]:
+    """Returns the mistakes whose law on every draft is the one that was seen."""
+    return [
+        mistake
+        for mistake in mistakes
+        if all(_off(law_of(draft, mistake), law) <= tolerance for draft, law in evidence)
     ]
-    return _named(found)
 
 
-def _named(found: Sequence[str]) -> str:
+def _named(found: Sequence[Mistake | TreeMistake]) -> str:
     """Returns the one mistake that was found, or both of two that have the same law."""
     if len(found) == 2:
-        return f"one of two mistakes with the same law. First: {found[0]} Second: {found[1]}"
-    return found[0] if len(found) == 1 else ""
+        return f"one of two mistakes with the same law. First: {found[0].says} Second: {found[1].says}"
+    return found[0].says if len(found) == 1 else ""
 
 
 def _fitted(evidence: Evidence, tolerance: float) -> Iterator[Mistake]:

@@ -24,6 +24,8 @@ from draftwood.testing.proofs.lossless import JointLaw, target_law
 from draftwood.testing.samplers.continued_laws import Emitted, Text, continued, written_on
 from draftwood.testing.samplers.further_drafts import further_evidence
 from draftwood.testing.samplers.ordinary_calls import CALLS, FEWER_CALLS
+from draftwood.testing.samplers.rare_faults import name_of_rare
+from draftwood.testing.samplers.rounded_models import PARTS
 from draftwood.testing.samplers.sampler_cases import (
     PLAIN,
     PROMPT,
@@ -68,7 +70,7 @@ def prove_sampler(
 
     Args:
         tolerance: largest difference of a sequence's probability. None: 1e-9, and 1e-6 where
-            probabilities are float32 or less, or the sampler computes in float32 with torch; and what the
+            probabilities are float32 or less, or the sampler computes in float32 or less; and what the
             steps of its uniforms make, `report.resolution`, if they are float32 or finer.
 
     Returns:
@@ -102,6 +104,11 @@ def prove_sampler(
         what = f"{name} is biased{chance}: {report.counterexample}"
         if report.p_value is None and report.error <= _SINGLE:
             what += "\nAn error so small may be rounding: if it computes in float32, give tolerance=1e-6."
+        elif report.p_value is None and dtype in PARTS and report.error <= 4 * torch.finfo(dtype).eps:
+            what += (
+                f"\nRounding makes errors of this size if it computes in {dtype}: convert the probabilities "
+                "to float32 first, or give tolerance=."
+            )
     if what:
         raise LawBroken(what, error=report.error, likely=report.likely)
     return report
@@ -137,7 +144,8 @@ def measure_sampler(
       whether their law is the target's; `report.smallest_bias` says what it would have detected. Needs scipy.
 
     Args:
-        sampler: takes a `SamplerCase`, returns the emitted tokens.
+        sampler: takes a `SamplerCase`, returns the emitted tokens. Negative numbers are padding and left out,
+            wherever they are.
         parents: for every drafted token the target's row that it follows: 0 is the root, i + 1 the row after
             drafted token i. `range(n)` is a chain.
         law: how siblings are drawn: `WithReplacement` and `WithoutReplacement` from `draft_probs`,
@@ -149,7 +157,8 @@ def measure_sampler(
             apart too. With `samples` only.
         vocab_size: of the models; at least 2.
         models: pairs of target and draft by name; None: `sampler_models(vocab_size)`.
-        dtype: of the probabilities and uniforms that the sampler gets.
+        dtype: of the probabilities and uniforms that the sampler gets. For bfloat16 and float16 the models
+            are rounded so that every row sums to 1; logits and uniforms are float32 then.
         settings: of requests: temperature (0 for greedy rows), top-k, top-p and min-p of the target. Each is
             proved; in a batch rows of all of them are mixed. `case.target_probs` is the distribution after
             them, `case.target_logits` the logits before.
@@ -167,6 +176,7 @@ def measure_sampler(
         )
     if not settings:
         raise InvalidInput("settings is empty; give at least one SamplingParams.")
+    _check_dtype(dtype, settings)
     checked = CheckedSampler(sampler, dtype, uniforms, seed)
     errors, expected, worst = {}, {}, _Worst()
     tests: list[ChiSquareResult] = []
@@ -230,7 +240,7 @@ def measure_sampler(
         calls=checked.calls,
         fault=checked.fault,
         counterexample=worst.text,
-        likely=_likely(checked.fault, worst, more) if samples is None else "",
+        likely=_likely(checked, worst, more) if samples is None else "",
         p_value=min(1.0, len(tests) * min(drawn.p_value for drawn in tests)) if tests else None,
         smallest_bias=max(drawn.smallest_bias for drawn in tests) if tests else None,
         resolution=checked.resolution,
@@ -238,6 +248,17 @@ def measure_sampler(
         # Uniforms of bfloat16 or float16 bias a sampler: theirs is no rounding error that one may have.
         tolerance=exact + min(checked.resolution, _FINE),
     )
+
+
+def _check_dtype(dtype: torch.dtype, settings: Sequence[SamplingParams]) -> None:
+    """Raise `InvalidInput` where no law is right for probabilities of this dtype."""
+    if dtype not in (torch.float64, torch.float32, *PARTS):
+        raise InvalidInput(f"dtype is {dtype}; give torch.float64, float32, bfloat16 or float16.")
+    if dtype in PARTS and any(one != PLAIN and one.temperature != 0 for one in settings):
+        raise InvalidInput(
+            f"dtype={dtype} goes only with temperature 1 without filters and with temperature 0, since "
+            "rounded probabilities do not belong to the logits; give dtype=torch.float32 for other settings."
+        )
 
 
 def _shares(texts: dict[Text, int]) -> JointLaw:
@@ -303,18 +324,10 @@ def _told(settings: SamplingParams) -> str:
     return ", ".join(f"{name}={value:g}" for name, value in given.items() if value is not None)
 
 
-def _likely(fault: str, worst: _Worst, more: Callable[[range], Evidence]) -> str:
-    if "nan" in fault and worst.error < 1e-6:
-        return (
-            "a residual that rounding left empty is divided by its sum of 0; fall back to the target there."
-        )
-    if "does not exist" in fault and worst.error < 1e-6:
-        return (
-            "a uniform or a sum that is rounded up finds a place after the last token; keep the place within "
-            "the vocabulary."
-        )
-    if fault.startswith("emits") and worst.error < 1e-6:
-        return "it tests coin <= p, so that a coin of 0 accepts what has probability 0; test coin < p."
+def _likely(checked: CheckedSampler, worst: _Worst, more: Callable[[range], Evidence]) -> str:
+    if checked.fault_at is not None and worst.error < 1e-6:
+        at, words = checked.fault_at, checked.fault
+        return name_of_rare(at, words, worst.evidence, checked.outcome, checked.call)
     # Where it raises, another mistake came before: a wrong test, which finds a residual empty.
     returned = [(draft, law) for draft, law in worst.evidence if RAISED not in law]
     return "" if worst.error < 1e-9 or not returned else likely_mistake(returned, more, 1e-6)

@@ -14,16 +14,20 @@ import torch
 from torch import Tensor
 
 from draftwood.base.errors import DraftwoodError, InvalidInput
+from draftwood.laws.randomness import Randomness
 from draftwood.testing.diagnosis.intervals import CannotEnumerate, UnseenChance, split_uniforms
 from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.diagnosis.tree_text import tree_as_text
 from draftwood.testing.proofs.enumerator import BudgetExceeded, EndlessRun, Enumerator, enumerate_outcomes
 from draftwood.testing.proofs.hidden_randomness import drawn_from, kept_states, process_states
+from draftwood.testing.samplers.batched_runs import PLACES, judged_together
 from draftwood.testing.samplers.continued_laws import Emitted, Text
 from draftwood.testing.samplers.forbidden_texts import forbidden
 from draftwood.testing.samplers.ordinary_calls import compare_with_calls, texts_of_one_seed
-from draftwood.testing.samplers.returned_tokens import as_rows, as_tokens
-from draftwood.testing.samplers.sampler_cases import Draft, SamplerCase, likely_breaks
+from draftwood.testing.samplers.rare_faults import Fault
+from draftwood.testing.samplers.returned_tokens import as_tokens
+from draftwood.testing.samplers.rounded_models import wide
+from draftwood.testing.samplers.sampler_cases import Draft, SamplerCase, copied, likely_breaks
 from draftwood.testing.samplers.sampler_errors import (
     comes_of_enumeration,
     may_come_of_enumeration,
@@ -39,17 +43,11 @@ T = TypeVar("T")
 Sampler = Callable[[SamplerCase], "Sequence[int] | Tensor"]
 """Takes a draft and returns the tokens that it emits: those accepted, and one more.
 
-In a batch: rows of tokens. Negative numbers after the last token fill a row up.
+In a batch: rows of tokens. Negative numbers are padding, before, between or after tokens, and are left out.
 """
 
 _MOST_OUTCOMES = 10_000
 """Outcomes of one draft, at most: a tree of a few nodes over a few tokens has some hundreds."""
-
-_BATCHES = (1, 3, 12, 100)
-"""Rows of one call, in turns: an engine's batch grows and shrinks, and its ends may be judged otherwise."""
-
-PLACES = ("first row of a batch", "last row of a batch")
-"""Rows of a batch that are judged apart too."""
 
 _MOST_CHOICES = 200
 """Choices by chance in one call, at most: a sampler that draws until a draw fits makes ever more."""
@@ -70,12 +68,13 @@ class CheckedSampler:
 
     Attributes:
         sampler: the sampler under test.
-        dtype: of probabilities and uniforms.
+        dtype: of probabilities; uniforms are float32 at least.
         uniforms: how many it takes; None: it draws its own.
         seed: of random points or samples.
         calls: of the sampler so far.
         fault: the first thing that none may do, in words.
         resolution: how far an outcome's probability may be off, since uniforms have few bits.
+        fault_at: where that was; None in a batch.
         fault_chance: probability of outcomes that none may have, of all drafts that were enumerated.
     """
 
@@ -86,6 +85,7 @@ class CheckedSampler:
     calls: int = 0
     fault: str = ""
     resolution: float = 0.0
+    fault_at: Fault | None = None
     fault_chance: float = 0.0
     _used: UsedGenerators = attrs.field(factory=UsedGenerators, init=False)
     _error: Exception | None = attrs.field(default=None, init=False)
@@ -108,8 +108,8 @@ class CheckedSampler:
         points = itertools.count()
 
         def with_uniforms(u: Sequence[float]) -> Text:
-            case = attrs.evolve(draft.case, uniforms=torch.tensor(u, dtype=self.dtype))
-            run = partial(self._call, draft, case)
+            case = attrs.evolve(draft.case, uniforms=torch.tensor(u, dtype=wide(self.dtype)))
+            run = partial(self.call, draft, case)
             again = repeated or next(points) % _EVERY == 0
             return self._twice(run) if again else run()
 
@@ -119,7 +119,7 @@ class CheckedSampler:
             def run() -> tuple[Text, list[tuple[int, int]]]:
                 own = first.pop() if first else Enumerator([outcome for outcome, _ in rng.taken])
                 with torch_randomness(own, used=self._used) as chance:
-                    text = self._call(draft, draft.case)
+                    text = self.call(draft, draft.case)
                     self.resolution = max(self.resolution, chance.resolution)
                 if text == RAISED:
                     self._check_raises(draft)
@@ -180,14 +180,15 @@ class CheckedSampler:
             self.calls = calls
             return
         for draft in possible:
-            run = partial(self._first_outcome, draft)
+            run = partial(self.outcome, draft)
             if len({run() for _ in range(_REPEATS)}) > 1:
                 raise _unseen(source_of(run) or "chance that is not seen here")
         self.calls = calls
 
-    def _first_outcome(self, draft: Draft) -> Text:
-        with torch_randomness(Enumerator([]), used=self._used):
-            return self._call(draft, draft.case)
+    def outcome(self, draft: Draft, rng: Randomness | None = None) -> Text:
+        """Returns the tokens that it emits with `rng` as its chance; without it, in its first outcome."""
+        with torch_randomness(Enumerator([]) if rng is None else rng, used=self._used):
+            return self.call(draft, draft.case)
 
     def compare_with_calls(self, evidence: Sequence[tuple[Draft, Emitted]], calls: int) -> None:
         """Raise `CannotEnumerate` where the enumerated laws differ from the laws of ordinary calls.
@@ -199,14 +200,14 @@ class CheckedSampler:
         before = self.calls
         try:
             compare_with_calls(
-                lambda draft: self._call(draft, draft.case), evidence, calls=calls, seed=self.seed
+                lambda draft: self.call(draft, draft.case), evidence, calls=calls, seed=self.seed
             )
         except CannotEnumerate:
             for draft, _ in evidence:
-                run = partial(self._call, draft, draft.case)
+                run = partial(self.call, draft, draft.case)
                 if len(texts_of_one_seed(run, calls=calls, seed=self.seed)) < 2:
                     continue
-                if found := source_of(partial(self._first_outcome, draft)):
+                if found := source_of(partial(self.outcome, draft)):
                     raise _unseen(found) from None
             raise
         self.calls = before
@@ -216,14 +217,14 @@ class CheckedSampler:
         before = self.calls, self.fault
         with kept_states():
             found = any(
-                computes_in_float32(partial(self._call, draft, self._with_uniforms(draft)))
+                computes_in_float32(partial(self.call, draft, self._with_uniforms(draft)))
                 for _ in range(_REPEATS)
             )
         self.calls, self.fault = before
         return found
 
     def _with_uniforms(self, draft: Draft) -> SamplerCase:
-        return attrs.evolve(draft.case, uniforms=torch.rand(self.uniforms or 0, dtype=self.dtype))
+        return attrs.evolve(draft.case, uniforms=torch.rand(self.uniforms or 0, dtype=wide(self.dtype)))
 
     def _twice(self, run: Callable[[], T]) -> T:
         """Returns what `run` gives; raises `UnseenChance` unless it gives it again and draws nothing else."""
@@ -280,63 +281,31 @@ class CheckedSampler:
     def _alone(self, possible: Sequence[Draft], rows: Tensor) -> Iterator[tuple[int, Text, int, str]]:
         for index in rows.tolist():
             draft = possible[index]
-            yield index, self._call(draft, self._with_uniforms(draft)), 1, ""
+            yield index, self.call(draft, self._with_uniforms(draft)), 1, ""
 
     def _together(self, possible: Sequence[Draft], rows: Tensor) -> Iterator[tuple[int, Text, int, str]]:
-        shapes: dict[tuple[int, ...], list[int]] = {}
-        for index, draft in enumerate(possible):
-            shapes.setdefault(tuple(draft.case.parents.tolist()), []).append(index)
-        for indices in shapes.values():
-            cases = [possible[index].case for index in indices]
-            stacked: dict[str, Any] = {
-                name: torch.stack([getattr(case, name) for case in cases])
-                for name in ("draft_tokens", "target_probs", "draft_probs", "target_logits")
-            }
-            mine = rows[torch.isin(rows, torch.tensor(indices))]
-            judged = []
-            for part in mine.split(_batch_sizes(len(mine))):
-                at = torch.searchsorted(torch.tensor(indices), part)
-                batch = attrs.evolve(
-                    cases[0],
-                    settings=tuple(cases[index].settings[0] for index in at.tolist()),
-                    uniforms=torch.rand(len(at), self.uniforms or 0, dtype=self.dtype),
-                    **{name: tensors[at] for name, tensors in stacked.items()},
-                )
-                judged.append(self._batch(batch, part))
-            most = max((emitted.shape[1] for emitted in judged), default=0)
-            padded = [
-                torch.nn.functional.pad(emitted, (0, most - emitted.shape[1]), value=-1) for emitted in judged
-            ]
-            if not padded:
-                continue
-            distinct, counts = torch.cat(padded).unique(dim=0, return_counts=True)
-            for (index, place, *row), count in zip(distinct.tolist(), counts.tolist(), strict=True):
-                text = tuple(token for token in row if token >= 0)
-                self._judge(possible[index], text)
-                yield index, text, count, ("", *PLACES)[place]
+        together = judged_together(
+            self._batch, possible, rows, uniforms=self.uniforms or 0, dtype=wide(self.dtype)
+        )
+        for index, text, count, place in together:
+            self._judge(possible[index], text)
+            yield index, text, count, place
 
-    def _batch(self, batch: SamplerCase, drafts: Tensor) -> Tensor:
-        """Returns a line for each row of a batch: its draft, its place among `PLACES`, its tokens."""
-        self.calls += len(drafts)
+    def _batch(self, batch: SamplerCase) -> Any:
+        self.calls += len(batch.draft_tokens)
         try:
-            emitted = as_rows(self.sampler(batch))
+            return self.sampler(copied(batch))
         except DraftwoodError:
             raise
         except Exception as error:
             raise_where_it_is_no_fault(error)
             raise LawBroken(
-                f"The sampler raises ({type(error).__name__}: {error}) on a batch of {len(drafts)} drafts."
+                f"The sampler raises ({type(error).__name__}: {error}) on a batch of "
+                f"{len(batch.draft_tokens)} drafts."
             ) from error
-        if emitted.ndim != 2 or len(emitted) != len(drafts):
-            raise LawBroken(
-                f"The sampler returns {tuple(emitted.shape)} for a batch of {len(drafts)} drafts."
-            )
-        places = torch.zeros_like(drafts)
-        if len(drafts) > 1:
-            places[0], places[-1] = 1, 2
-        return torch.cat([drafts.unsqueeze(1), places.unsqueeze(1), emitted], 1)
 
-    def _call(self, draft: Draft, case: SamplerCase) -> Text:
+    def call(self, draft: Draft, case: SamplerCase) -> Text:
+        """Returns the tokens that it emits on the case of a draft, and judges them."""
         self.calls += 1
         try:
             emitted = self._emitted(case)
@@ -354,7 +323,7 @@ class CheckedSampler:
                     f"Its random numbers cannot be followed ({what}); give samples=."
                 ) from error
             self._error = error
-            self._blame(draft, f"raises ({type(error).__name__}: {error})", case)
+            self._blame(draft, RAISED, f"raises ({type(error).__name__}: {error})", case)
             return RAISED
         text = as_tokens(emitted)
         self._judge(draft, text, case)
@@ -362,18 +331,19 @@ class CheckedSampler:
 
     def _emitted(self, case: SamplerCase) -> Any:
         """Returns what the sampler returns; a generator draws while it is read."""
-        emitted = self.sampler(_copied(case))
+        emitted = self.sampler(copied(case))
         return list(emitted) if isinstance(emitted, Iterator) else emitted
 
     def _judge(self, draft: Draft, text: Text, case: SamplerCase | None = None) -> None:
         if not self.fault and (draft, text) not in self._possible:
             if wrong := forbidden(draft, text):
-                self._blame(draft, wrong, case)
+                self._blame(draft, text, wrong, case)
             else:
                 self._possible.add((draft, text))
 
-    def _blame(self, draft: Draft, what: str, case: SamplerCase | None) -> None:
+    def _blame(self, draft: Draft, text: Text, what: str, case: SamplerCase | None) -> None:
         if not self.fault:
+            self.fault_at = Fault(draft, case, text) if case is not None else None
             has_uniforms = case is not None and len(case.uniforms)
             at = f" at the uniforms {case.uniforms.tolist()}" if has_uniforms and case is not None else ""
             self.fault = f"{what}{at}, on the draft\n{tree_as_text(draft.tree, draft.target_probs)}"
@@ -384,24 +354,3 @@ def _unseen(source: str) -> UnseenChance:
         f"The sampler draws from {source}, so its outcomes cannot be listed; give samples=, or look up "
         "torch.rand, random.random and their kin when it draws."
     )
-
-
-def _copied(case: SamplerCase) -> SamplerCase:
-    """Returns a copy of the case with other tensors: a sampler may write to its arguments, as kernels do."""
-    return attrs.evolve(
-        case,
-        target_probs=case.target_probs.clone(),
-        draft_probs=case.draft_probs.clone(),
-        target_logits=case.target_logits.clone(),
-    )
-
-
-def _batch_sizes(rows: int) -> list[int]:
-    """Returns the numbers of rows of the calls that judge so many."""
-    sizes: list[int] = []
-    for size in itertools.cycle(_BATCHES):
-        left = rows - sum(sizes)
-        if left <= size:
-            return [*sizes, left] if left else sizes
-        sizes.append(size)
-    return sizes
