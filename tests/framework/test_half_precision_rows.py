@@ -11,7 +11,14 @@ import pytest
 import torch
 
 from draftwood import InvalidInput, SamplingParams, WithoutReplacement
-from draftwood.testing import LawBroken, SamplerCase, measure_sampler, prove_sampler, sampler_models
+from draftwood.testing import (
+    CannotEnumerate,
+    LawBroken,
+    SamplerCase,
+    measure_sampler,
+    prove_sampler,
+    sampler_models,
+)
 from draftwood.testing.samplers.rounded_models import PARTS, RoundedModel
 from tests.framework import foreign_samplers as foreign
 from tests.framework.other_samplers import padded_batch
@@ -65,8 +72,25 @@ def test_a_wrong_one_does_not(mistake: str, dtype: torch.dtype) -> None:
         prove_sampler(converted(partial(foreign.chain, mistake=mistake)), uniforms=3, models=FEW, dtype=dtype)
 
 
+def with_few_bits(case: SamplerCase) -> list[int]:
+    """Leviathan's rule, whose residual is that of numbers with few bits; it is drawn from in float32."""
+    tokens = case.draft_tokens.tolist()
+    for place, token in enumerate(tokens):
+        target, draft = case.target_probs[place], case.draft_probs[place]
+        if not torch.rand(()) < target[token].float() / draft[token].float():
+            rest = (target - draft).clamp(min=0)
+            rest = rest / rest.sum()
+            return [*tokens[:place], int(torch.multinomial(rest.float(), 1))]
+    return [*tokens, int(torch.multinomial(case.target_probs[-1].float(), 1))]
+
+
 def test_one_that_computes_with_few_bits_is_off_and_told_why() -> None:
     with pytest.raises(LawBroken, match=r"computes in torch\.bfloat16: convert the probabilities to float32"):
+        prove_sampler(with_few_bits, models=FEW, dtype=torch.bfloat16)
+
+
+def test_draws_by_weights_with_few_bits_give_no_verdict() -> None:
+    with pytest.raises(CannotEnumerate, match="draw them in float32, or give samples="):
         prove_sampler(leviathan, models=FEW, dtype=torch.bfloat16)
 
 

@@ -113,7 +113,7 @@ def _equal_zeros() -> Iterator[list[int]]:
             found.append(number.base)
         return answer
 
-    LazyChance.below = watched  # type: ignore[method-assign]
+    LazyChance.below = watched  # type: ignore[assignment, method-assign]
     try:
         yield found
     finally:

@@ -67,7 +67,7 @@ class SamplerCase:
 def copied(case: SamplerCase) -> SamplerCase:
     """Returns the case with copies of all its tensors: a sampler may write to its arguments."""
     fields: dict[str, Any] = attrs.asdict(case, recurse=False)
-    copies = {name: one.clone() for name, one in fields.items() if isinstance(one, Tensor)}
+    copies: dict[str, Any] = {name: one.clone() for name, one in fields.items() if isinstance(one, Tensor)}
     return attrs.evolve(case, **copies)
 
 
