@@ -52,7 +52,7 @@ def siblings_of_one_coin(case: SamplerCase) -> Any:
     """SGLang's rule for chosen siblings, with `<=`."""
     row, out = 0, []
     while children := case.children(row):
-        u, reached = coin(), 0.0
+        u, reached = coin(), torch.zeros(())
         for child in children:
             token = int(case.draft_tokens[child])
             reached = reached + case.target_probs[row, token]
@@ -133,18 +133,17 @@ def raising(out: list[int], vocab: int) -> Any:
     raise LookupError("the dominant token is nan")
 
 
+def log_ratio(small: float) -> Any:
+    return lambda target, draft: coin().log() < (target + small).log() - (draft + small).log()
+
+
+def ratio(small: float) -> Any:
+    return lambda target, draft: coin() < (target + small) / draft
+
+
 NOT_SHOWN: dict[str, tuple[Any, dict[str, Any]]] = {
-    **{
-        f"log (p + {small:g})": (
-            chain(lambda t, d, small=small: coin().log() < (t + small).log() - (d + small).log()),
-            {},
-        )
-        for small in (1e-10, 1e-16, 1e-20, 1e-300)
-    },
-    **{
-        f"(p + {small:g}) / q": (chain(lambda t, d, small=small: coin() < (t + small) / d), {})
-        for small in (1e-10, 1e-16, 1e-20, 1e-300)
-    },
+    **{f"log (p + {small:g})": (chain(log_ratio(small)), {}) for small in (1e-10, 1e-16, 1e-20, 1e-300)},
+    **{f"(p + {small:g}) / q": (chain(ratio(small)), {}) for small in (1e-10, 1e-16, 1e-20, 1e-300)},
     "a residual above 0": (chain(left=lambda t, d: (t - d).clamp(min=1e-10)), {}),
     "a target above 0": (
         lambda case: chain()(attrs.evolve(case, target_probs=case.target_probs.clamp(min=1e-12))),

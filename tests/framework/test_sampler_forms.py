@@ -81,17 +81,16 @@ def test_negative_numbers_are_padding_wherever_they_are(filled: Any, batched: bo
     def rows(case: SamplerCase) -> Any:
         return torch.tensor([filled(row, 3) for row in one_by_one(case, leviathan)])
 
-    options = {"samples": 3000, "batched": True} if batched else {}
+    options: Any = {"samples": 3000, "batched": True} if batched else {}
     prove_sampler(rows if batched else single, models=PLAIN, **options)
 
 
 @pytest.mark.parametrize("batched", [False, True])
 def test_a_hole_after_a_rejection_that_other_tokens_follow_is_no_padding(batched: bool) -> None:
     options: Any = {"samples": 3000, "batched": True} if batched else {}
+    sampler: Any = (lambda case: one_by_one(case, goes_on)) if batched else goes_on
     with pytest.raises(LawBroken):
-        prove_sampler(
-            (lambda case: one_by_one(case, goes_on)) if batched else goes_on, models=PLAIN, **options
-        )
+        prove_sampler(sampler, models=PLAIN, **options)
 
 
 def with_lengths(rows: Tensor) -> Any:
