@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import attrs
 import numpy as np
@@ -75,8 +76,7 @@ LEAST_FADED = 1e-6
 KINDS = RANKS * BINS
 
 
-@attrs.frozen
-class Judged:
+class Judged(NamedTuple):
     """A child that a verifier judged: its parent was accepted, and its earlier siblings failed.
 
     Attributes:

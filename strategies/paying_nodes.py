@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from draftwood import Deterministic, PassCosts, Siblings
+from draftwood import PassCosts, Siblings
 from draftwood.kernels.machine_code import compiled
 from draftwood.strategies.acceptance_history import AcceptanceHistory, AcceptanceRates, AssumedRates, RowRates
+from draftwood.strategies.layer_slots import LayerSlots
 
 Floats = NDArray[np.float64]
 
@@ -26,115 +27,6 @@ ROUNDS = 3.0
 
 CONTEXT = 16
 """Tokens of a text within which passes cost the same."""
-
-
-class DrawnNode(NamedTuple):
-    """A drawn child of a layer.
-
-    Attributes:
-        parent: number of its parent in the layer above.
-        rank: among its siblings.
-        chance: the draft's probability of it, given that the earlier siblings failed.
-        accepted: the estimated probability that the verifier accepts it.
-    """
-
-    parent: int
-    rank: int
-    chance: float
-    accepted: float
-
-
-class NodeSlot:
-    """Room for the next child of one node.
-
-    Attributes:
-        judged: the estimated probability that the verifier comes to judge the child.
-        value: the estimated probability that the child is accepted, known before its token is drawn; 0 where
-            no token is left.
-        rank: of the child among its siblings.
-    """
-
-    __slots__ = ("_left", "_rates", "_siblings", "judged", "rank", "value")
-
-    def __init__(self, siblings: Siblings, accepted: float, rates: AcceptanceRates) -> None:
-        """`accepted`: the estimated probability that the node itself is."""
-        self._siblings, self._rates = siblings, rates
-        self.judged, self._left = accepted, 1.0  # the latter of the draft's distribution
-        self.rank = len(siblings.tokens)
-        self._estimate()
-
-    def _estimate(self) -> None:
-        rank, weight = self.rank, self._siblings.weight
-        if weight <= 0:
-            self.value = 0.0
-        elif self._siblings.law is Deterministic:
-            self.value = self.judged * self._rates.known(rank, self._share(weight))
-        else:
-            self.value = self.judged * self._rates.unknown(rank)
-
-    def _share(self, weight: float) -> float:
-        return weight / self._left if weight < self._left else 1.0
-
-    def draw(self, parent: int) -> DrawnNode | None:
-        """Draw the next child of the node with this number; None where no token is left."""
-        siblings, rates = self._siblings, self._rates
-        rank = self.rank
-        if not siblings.draw():
-            self.value = 0.0
-            return None
-        weight = siblings.chances[-1]
-        chance = self._share(weight)
-        rate = rates.known(rank, chance)
-        drawn = DrawnNode(parent, rank, chance, self.judged * rate)
-        self._left, self.judged = max(self._left - weight, 0.0), self.judged * (1 - rate)
-        self.rank = rank + 1
-        self._estimate()
-        return drawn
-
-
-class LayerSlots:
-    """The slots of a row's layer.
-
-    Attributes:
-        drawn: nodes, in drawn order.
-        value: of the slot that is worth most; 0 where there is none.
-        best_drawn: the largest probability of acceptance of a drawn node; 0 where there is none.
-    """
-
-    __slots__ = ("_slots", "_waiting", "best_drawn", "drawn", "value")
-
-    def __init__(self, slots: Sequence[NodeSlot]) -> None:
-        self._slots, self.drawn, self.best_drawn = slots, list[DrawnNode](), 0.0
-        self._waiting = [(-slot.value, number) for number, slot in enumerate(slots)]
-        heapq.heapify(self._waiting)
-        self.value = -self._waiting[0][0] if slots else 0.0
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    def __iter__(self) -> Iterator[NodeSlot]:
-        return iter(self._slots)
-
-    def in_order(self) -> list[DrawnNode]:
-        """Returns the drawn nodes by parent and rank."""
-        return sorted(self.drawn, key=_parent_and_rank) if len(self.drawn) > 1 else self.drawn
-
-    def draw(self) -> bool:
-        """Draw one more node where it is worth most; whether there is one."""
-        while self.value > 0:
-            number = self._waiting[0][1]
-            node = self._slots[number].draw(number)
-            heapq.heapreplace(self._waiting, (-self._slots[number].value, number))
-            self.value = -self._waiting[0][0]
-            if node is not None:
-                self.drawn.append(node)
-                self.best_drawn = max(self.best_drawn, node.accepted)
-                return True
-        return False
-
-
-def _parent_and_rank(node: DrawnNode) -> tuple[int, int]:
-    return node.parent, node.rank
 
 
 class PayingNodes:
@@ -229,8 +121,7 @@ class PayingNodes:
             accepted: the estimated probability that the verifier accepts it.
         """
         rates = self.rates[row]
-        slots = LayerSlots([NodeSlot(*node, rates) for node in zip(opened, accepted, strict=True)])
-        self._offered[row] = slots
+        self._offered[row] = slots = LayerSlots(opened, accepted, rates)
         return slots
 
     def _reached_rate(self, histories: Sequence[AcceptanceHistory]) -> float:
@@ -265,12 +156,11 @@ class PayingNodes:
 
         `paid` is the size of the largest tree so far, and `thought` raises the value of a first node.
         """
-        width = max(len(slots) for slots in offered.values())
+        width = max(len(slots.values) for slots in offered.values())
         of_slots, drawn = np.zeros((3, self.rows, width)), np.zeros(self.rows)
         for row, slots in offered.items():
             drawn[row] = slots.best_drawn
-            for number, slot in enumerate(slots):
-                of_slots[:, row, number] = slot.value, slot.judged, slot.rank
+            of_slots[:, row, : len(slots.values)] = slots.values, slots.judged, slots.ranks
         # Whole arrays: machine code is made once for those, and once more for pieces of others.
         found: bool = more_pay(
             of_slots,
@@ -298,7 +188,10 @@ class PayingNodes:
             return 0.0
         rates = self.rates[row]
         # Of a slot: minus its value, the probability that it is judged, its rank and its depth.
-        slots = [(-slot.value, slot.judged, 0, self._layer) for slot in offered]
+        slots = [
+            (-value, judged, 0, self._layer)
+            for value, judged in zip(offered.values, offered.judged, strict=True)
+        ]
         heapq.heapify(slots)
         for taken in range(room):
             if not slots or -slots[0][0] <= floor:
@@ -315,7 +208,7 @@ class PayingNodes:
     def _most_value(self, row: int, offered: LayerSlots, *, floor: float) -> float:
         """Returns at most what a row's coming nodes are worth together, of those worth more than `floor`."""
         depths, rates = self.depth + 1 - self._layer, self.rates[row]
-        here = sum(slot.judged for slot in offered)
+        here = sum(offered.judged)
         if floor <= 0:
             return here * depths
         # What a depth is worth of the one above: no more siblings than these can be worth `floor` each.

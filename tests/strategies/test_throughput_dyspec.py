@@ -41,7 +41,8 @@ from draftwood.strategies.acceptance_history import (
     Judged,
     JudgedCounts,
 )
-from draftwood.strategies.paying_nodes import LayerSlots, NodeSlot, PayingNodes, best_width, more_pay
+from draftwood.strategies.layer_slots import LayerSlots
+from draftwood.strategies.paying_nodes import PayingNodes, best_width, more_pay
 from draftwood.testing.models.proof_models import PROOF_MODELS, proof_models
 from draftwood.testing.models.toy import ToyBackend
 from draftwood.testing.proofs.joint_rows import joint_rows_law
@@ -304,12 +305,12 @@ def test_no_budget_that_would_be_spent_is_taken_for_one_that_is_not(
 ) -> None:
     nodes = nodes_of(learnt(rate), costs(0.05), budget=budget)
     nodes._layer = 1
-    slots = []
-    for accepted, weight in leaves:
+    opened, accepted = [], [one / len(leaves) for one, _ in leaves]
+    for _, weight in leaves:
         siblings = Siblings(Deterministic, torch.zeros(1, 1, 2), 0, (0, 0))
         siblings.weight = weight
-        slots.append(NodeSlot(siblings, accepted / len(leaves), nodes.rates[0]))
-    offered = LayerSlots(slots)
+        opened.append(siblings)
+    offered = LayerSlots(opened, accepted, nodes.rates[0])
     found = nodes._least_of_budget(0, offered, floor=floor)
     nodes._most_value = lambda *_, **__: math.inf  # type: ignore[method-assign]
     assert found == nodes._least_of_budget(0, offered, floor=floor)
