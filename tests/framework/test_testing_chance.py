@@ -271,6 +271,47 @@ def test_what_cannot_be_followed_gives_no_verdict(coin) -> None:
         prove_sampler(leviathan(coin=coin), models=PLAIN)
 
 
+def inverse(weights: torch.Tensor, u: float) -> int:
+    possible = weights.nonzero().flatten()
+    sums = (weights / weights.sum()).cumsum(0)[possible]
+    return int(possible[min(int((u >= sums).sum()), len(possible) - 1)])
+
+
+def by_alias(weights: torch.Tensor, u: float) -> int:
+    """The alias method by one uniform: its place in a cell decides within the cell."""
+    count = len(weights)
+    shares = (weights / weights.sum() * count).tolist()
+    others, small = [0] * count, [token for token in range(count) if shares[token] < 1]
+    large = [token for token in range(count) if shares[token] >= 1]
+    while small and large:
+        one, other = small.pop(), large[-1]
+        others[one] = other
+        shares[other] -= 1 - shares[one]
+        if shares[other] < 1:
+            small.append(large.pop())
+    cell = min(int(u * count), count - 1)
+    full = u * count - cell < shares[cell] or cell in [*small, *large]
+    return cell if full else others[cell]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [by_alias, *[lambda w, u, shift=shift: inverse(w, (u + shift) % 1) for shift in (0.05, 0.1, 0.37, 0.62)]],
+)
+def test_right_samplers_whose_pieces_are_missed_get_no_verdict(draw) -> None:
+    def sampler(case):
+        tests = iter(case.uniforms[:-1].tolist())
+        last = float(case.uniforms[-1])
+        return leviathan(coin=lambda: next(tests), last=lambda weights: draw(weights, last))(case)
+
+    try:
+        report = prove_sampler(sampler, uniforms=3)
+    except CannotEnumerate as error:
+        assert "samples=" in str(error)  # noqa: PT017  # either is right
+    else:
+        assert report.error < 1e-9
+
+
 def test_an_error_of_the_machine_gives_no_verdict() -> None:
     def sampler(case):
         raise RuntimeError("Cannot get CUDA generator without ATen_cuda library.")

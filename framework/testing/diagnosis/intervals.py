@@ -52,6 +52,7 @@ def split_uniforms(
     guesses: Iterable[float] = (),
     bits: int = 53,
     seed: int = 0,
+    trials: int = TRIALS,
 ) -> list[tuple[float, T]]:
     """Every result of `run` with its exact probability, where `run` takes `count` independent uniforms.
 
@@ -64,13 +65,13 @@ def split_uniforms(
     numbers. For one uniform after the other `run` is called at both ends, at evenly spaced points and between
     all neighbouring `guesses`, each with four settings of the later uniforms (all lowest, all highest, two at
     random); where neighbours differ, the break is bisected. The splitting must then foretell the result at
-    `TRIALS` further points, half of them random and half at the break points, and is refined by those that it
+    `trials` further points, half of them random and half at the break points, and is refined by those that it
     misses.
 
     What can be missed: a piece narrower than 1 / `GRID` whose ends are no guesses, or a break that only shows
-    under rare settings of the later uniforms. The random points bound what is missed: `TRIALS` / 2 of them
-    stay silent about a share of 9 % of all outcomes with probability 1 %. A proof of many drafts has as many
-    times the points, and a bound on the mean of their shares as many times lower.
+    under rare settings of the later uniforms. The random points bound what is missed: 50 of them, half of
+    `TRIALS`, stay silent about a share of 9 % of all outcomes with probability 1 %. A proof of many drafts
+    has as many times the points, and a bound on the mean of their shares as many times lower.
 
     Args:
         run: takes the uniforms and gives a result that can be compared and hashed; no other chance.
@@ -78,6 +79,7 @@ def split_uniforms(
         guesses: where breaks are likely: ratios and cumulative sums of what `run` works with.
         bits: resolution of the uniforms.
         seed: of the random points.
+        trials: points that it must foretell.
 
     Raises:
         CannotEnumerate: the results are not constant on such boxes, or `run` draws other random numbers.
@@ -86,8 +88,8 @@ def split_uniforms(
     generator = torch.Generator().manual_seed(seed)
     for refined in range(ROUNDS):
         root = splitting.split(())
-        trials = splitting.trials(root, TRIALS * (1 + 4 * refined), generator)
-        missed = [point for point in trials if root.at(point) != splitting.result(point)]
+        points = splitting.trials(root, trials * (1 + 4 * refined), generator)
+        missed = [point for point in points if root.at(point) != splitting.result(point)]
         if not missed:
             return list(root.leaves(2.0**-bits))
         splitting.learn(missed)

@@ -21,6 +21,9 @@ CALLS = 100
 FEWER_CALLS = 50
 """Calls on a draft before a verdict for it."""
 
+REPEATED = 2000
+"""Calls from one seed, over all drafts, that look for a source of chance that has another."""
+
 _SELDOM = 1e-9
 """Probability that a right enumeration is refused, for each kind of text."""
 
@@ -60,14 +63,16 @@ def compare_with_calls(
                     )
 
 
-def texts_of_one_seed(call: Callable[[], Text], *, calls: int, seed: int) -> set[Text]:
-    """Returns the texts of calls that all begin with the same seed; several where a source has another."""
+def differs_from_one_seed(call: Callable[[], Text], *, calls: int, seed: int) -> bool:
+    """Returns whether calls that all begin with the same seed give several texts: another source decides."""
     found = set[Text]()
     with kept_states():
         for _ in range(calls):
             _seed_all(seed)
             found.add(call())
-    return found
+            if len(found) > 1:
+                return True
+    return False
 
 
 def _seed_all(seed: int) -> None:

@@ -100,7 +100,10 @@ def likely_mistake(evidence: Evidence, more: Callable[[range], Evidence], tolera
         # Of those that are no longer found the parts may tell something.
         evidence = [*evidence, *more(_CONFIRMING)]
         if found := _explaining(found, _law, evidence, tolerance):
-            return _named(found)
+            # A mistake in one part may have the same law on drafts of so few tokens.
+            of_parts, _ = of_its_parts(evidence, tolerance)
+            told = {one.says: one for one in (*found, *_explaining(of_parts, _law, evidence, tolerance))}
+            return _named(list(told.values()))
     of_parts, rest = of_its_parts(evidence, tolerance)
     return _named(_explaining(of_parts, _law, evidence, tolerance)) or rest
 

@@ -36,7 +36,7 @@ from draftwood.testing.samplers.sampler_cases import (
 )
 from draftwood.testing.samplers.sampler_mistakes import Evidence, likely_mistake
 from draftwood.testing.samplers.sampler_report import SamplerReport
-from draftwood.testing.samplers.sampler_runs import CheckedSampler, Sampler
+from draftwood.testing.samplers.sampler_runs import CheckedSampler, Sampler, missed_pieces
 from draftwood.testing.samplers.torch_randomness import RAISED
 
 _FINE = 1e-5
@@ -44,6 +44,9 @@ _FINE = 1e-5
 
 _SINGLE = 1e-6
 """Largest error that rounding to float32 makes."""
+
+_MISSED = 5e-3
+"""Errors that missed pieces of given uniforms may explain, at most."""
 
 _LOOKED_AT = 12
 """Drafts that are repeated, or compared with ordinary calls, before a verdict."""
@@ -222,10 +225,12 @@ def measure_sampler(
         told = [worst.likeliest, *worst.evidence[: _LOOKED_AT - 1]]
         against = bool(checked.fault) or max(errors.values()) > _FINE
         if against:
-            checked.look_again([drawn for drawn, _ in told])
+            checked.look_again(told)
         checked.compare_with_calls(told, CALLS if against else FEWER_CALLS)
         if exact < max(errors.values()) <= _SINGLE and checked.in_float32(worst.likeliest[0]):
             exact = _SINGLE
+        if uniforms is not None and not checked.fault and exact < max(errors.values()) < _MISSED:
+            raise missed_pieces()
     more = partial(
         further_evidence,
         CheckedSampler(sampler, dtype, uniforms, seed),

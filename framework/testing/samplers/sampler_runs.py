@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftwood.base.errors import DraftwoodError, InvalidInput
 from draftwood.laws.randomness import Randomness
-from draftwood.testing.diagnosis.intervals import CannotEnumerate, UnseenChance, split_uniforms
+from draftwood.testing.diagnosis.intervals import TRIALS, CannotEnumerate, UnseenChance, split_uniforms
 from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.diagnosis.tree_text import tree_as_text
 from draftwood.testing.proofs.enumerator import BudgetExceeded, EndlessRun, Enumerator, enumerate_outcomes
@@ -23,7 +23,7 @@ from draftwood.testing.proofs.hidden_randomness import drawn_from, kept_states, 
 from draftwood.testing.samplers.batched_runs import PLACES, judged_together
 from draftwood.testing.samplers.continued_laws import Emitted, Text
 from draftwood.testing.samplers.forbidden_texts import forbidden
-from draftwood.testing.samplers.ordinary_calls import compare_with_calls, texts_of_one_seed
+from draftwood.testing.samplers.ordinary_calls import REPEATED, compare_with_calls, differs_from_one_seed
 from draftwood.testing.samplers.rare_faults import Fault
 from draftwood.testing.samplers.returned_tokens import as_tokens
 from draftwood.testing.samplers.rounded_models import wide
@@ -57,6 +57,9 @@ _REPEATS = 12
 
 _EVERY = 4
 """Where uniforms are given, the first and every fourth call on a draft is repeated."""
+
+_MORE_TRIALS = 4000
+"""Points that the enumeration of a draft must foretell before a verdict against, where uniforms are given."""
 
 _TRIALS = 100
 """Calls with ordinary random numbers that tell whether an error is the sampler's own."""
@@ -92,12 +95,13 @@ class CheckedSampler:
     _raises: set[type] = attrs.field(factory=set, init=False)
     _possible: set[tuple[Draft, Text]] = attrs.field(factory=set, init=False)
 
-    def enumerated(self, draft: Draft, *, repeated: bool = False) -> Emitted:
+    def enumerated(self, draft: Draft, *, repeated: bool = False, trials: int = TRIALS) -> Emitted:
         """The law of what comes of one draft.
 
         Args:
             draft: the draft.
             repeated: whether every call is made twice where uniforms are given, not only some.
+            trials: points of given uniforms that the enumeration must foretell.
 
         Raises:
             CannotEnumerate: chance that is not seen, or that has no finite list of outcomes.
@@ -142,6 +146,7 @@ class CheckedSampler:
                 guesses=likely_breaks(draft),
                 bits=53 if self.dtype == torch.float64 else 24,
                 seed=self.seed,
+                trials=trials,
             )
         try:
             for weight, text in outcomes:
@@ -168,18 +173,23 @@ class CheckedSampler:
                 with followed_generators(), kept_states(), contextlib.suppress(Exception):
                     self._emitted(draft.case)
 
-    def look_again(self, possible: Sequence[Draft]) -> None:
-        """Raise `UnseenChance` if a draft comes out otherwise when its first outcome is repeated often.
+    def look_again(self, evidence: Sequence[tuple[Draft, Emitted]]) -> None:
+        """Raise `CannotEnumerate` if a draft comes out otherwise when it is looked at more closely.
 
-        An unseen coin often falls alike twice, so a verdict against a sampler needs more than two runs. Where
-        uniforms are given, every call on the first draft is repeated once.
+        An unseen coin often falls alike twice, so a verdict against a sampler needs more than two runs: the
+        first outcome is repeated often. Where uniforms are given, every call on the first draft is repeated
+        once, and pieces that were missed are looked for at many more points.
         """
         calls = self.calls
         if self.uniforms is not None:
-            self.enumerated(possible[0], repeated=True)
+            self.enumerated(evidence[0][0], repeated=True)
+            for draft, law in evidence:
+                again = self.enumerated(draft, trials=_MORE_TRIALS)
+                if any(abs(again.get(text, 0.0) - law.get(text, 0.0)) > 1e-9 for text in {*again, *law}):
+                    raise missed_pieces()
             self.calls = calls
             return
-        for draft in possible:
+        for draft, _ in evidence:
             run = partial(self.outcome, draft)
             if len({run() for _ in range(_REPEATS)}) > 1:
                 raise _unseen(source_of(run) or "chance that is not seen here")
@@ -205,7 +215,7 @@ class CheckedSampler:
         except CannotEnumerate:
             for draft, _ in evidence:
                 run = partial(self.call, draft, draft.case)
-                if len(texts_of_one_seed(run, calls=calls, seed=self.seed)) < 2:
+                if not differs_from_one_seed(run, calls=REPEATED // len(evidence), seed=self.seed):
                     continue
                 if found := source_of(partial(self.outcome, draft)):
                     raise _unseen(found) from None
@@ -347,6 +357,14 @@ class CheckedSampler:
             has_uniforms = case is not None and len(case.uniforms)
             at = f" at the uniforms {case.uniforms.tolist()}" if has_uniforms and case is not None else ""
             self.fault = f"{what}{at}, on the draft\n{tree_as_text(draft.tree, draft.target_probs)}"
+
+
+def missed_pieces() -> CannotEnumerate:
+    """Returns the error of a sampler whose uniforms fall into pieces that may have been missed."""
+    return CannotEnumerate(
+        "The sampler splits the uniforms that it is given into pieces that are not all found; let it draw "
+        "them itself, leave uniforms= out, or give samples=."
+    )
 
 
 def _unseen(source: str) -> UnseenChance:
