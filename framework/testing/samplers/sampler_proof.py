@@ -45,7 +45,7 @@ _FINE = 1e-5
 _SINGLE = 1e-6
 """Largest error that rounding to float32 makes."""
 
-_MISSED = 5e-3
+_MISSED = 3e-3
 """Errors that missed pieces of given uniforms may explain, at most."""
 
 _LOOKED_AT = 12

@@ -58,7 +58,7 @@ _REPEATS = 12
 _EVERY = 4
 """Where uniforms are given, the first and every fourth call on a draft is repeated."""
 
-_MORE_TRIALS = 4000
+_MORE_TRIALS = 8000
 """Points that the enumeration of a draft must foretell before a verdict against, where uniforms are given."""
 
 _TRIALS = 100
