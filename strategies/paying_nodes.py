@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from draftwood import PassCosts, Siblings
 from draftwood.kernels.machine_code import compiled
+from draftwood.protocols.pass_costs import CONTEXT
 from draftwood.strategies.acceptance_history import AcceptanceHistory, AcceptanceRates, AssumedRates, RowRates
 from draftwood.strategies.layer_slots import LayerSlots
 
@@ -23,10 +24,6 @@ OPTIMISM = 0.75
 
 ROUNDS = 3.0
 """Rounds that the assumed speed counts for, before any was reached."""
-
-
-CONTEXT = 16
-"""Tokens of a text within which passes cost the same."""
 
 
 class PayingNodes:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 TIE = 0.05
-"""Of two logits in bfloat16, how far below the largest one counts as equal: a few steps of its rounding."""
+"""Share of the largest logit by which another may be smaller and count as equal: a few steps of bfloat16."""
 
 
 def check_ties(mine: Sequence[int], theirs: Sequence[int], scores_at: Callable[[int], Tensor]) -> None:
@@ -15,7 +15,7 @@ def check_ties(mine: Sequence[int], theirs: Sequence[int], scores_at: Callable[[
 
     Args:
         mine: token ids of a drafted text, its prompt included.
-        theirs: those of the plain text, with the same prompt.
+        theirs: token ids of the plain text, with the same prompt.
         scores_at: the plain model's scores `[vocab]` of the token at a place in `theirs`.
     """
     parted = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)

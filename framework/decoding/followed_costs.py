@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from draftwood.base.validators import probability
 from draftwood.decoding.round_records import Round
-from draftwood.protocols.pass_costs import PassCosts, PassTable
+from draftwood.protocols.pass_costs import CONTEXT, PassCosts, PassTable
 
 ALL_SIZES, ONE_SIZE, PARTS = 2.0, 2.0, 2.0
 """Rounds that the measured costs count for: of all sizes together, of one size against the others, and of
@@ -22,11 +22,8 @@ each part outside of target passes."""
 RENEWED = 16
 """Rounds after which the corrections come into effect."""
 
-CONTEXT = 16
-"""Tokens of a text within which passes cost the same."""
-
 FARTHEST = 2.0
-"""How many times the time that was expected of it a round may take; a longer one counts as that."""
+"""A round counts as at most so many times what was expected of it, and as at least that part of it."""
 
 MATTERS = 0.02
 """Changes of a factor that come into effect, at least."""
@@ -47,7 +44,7 @@ class FollowedCosts:
 
     Attributes:
         measured: the costs to begin with.
-        memory: how much a past round counts, round by round.
+        memory: weight of a round after one more, as a share of its weight before.
         now: the corrected costs.
     """
 
@@ -85,6 +82,8 @@ class FollowedCosts:
         nodes = 1 + max(row.outcome.drafted for row in record.rows)
         at = len(record.rows), CONTEXT * round(context / CONTEXT)
         target, rest, layers = _expected(self.measured, nodes, record.draft_calls, *at)
+        if target <= 0:  # no factor makes more of nothing
+            return
         place = self._places.get(nodes)
         if place is None:
             sizes = self._sizes
@@ -94,7 +93,9 @@ class FollowedCosts:
         self._seen[place] += 1
         self._off[place] += log(_near(record.target_seconds / target, self._factors.target[place]))
         if (others := rest + layers) > 0:
-            parts = (rest / others, 0.0, 0.0) if nodes == 1 else (0.0, rest / others, layers / others)
+            # At the end of a text the draft may be asked for nodes that are cut.
+            drafted = nodes > 1 or record.draft_calls > 0
+            parts = (0.0, rest / others, layers / others) if drafted else (1.0, 0.0, 0.0)
             around = sum(part * factor for part, factor in zip(parts, self._factors.others, strict=True))
             found = _near((record.seconds - record.target_seconds) / others, around)
             row = np.array(parts)
@@ -145,7 +146,7 @@ class Factors:
 
 
 def _near(found: float, around: float) -> float:
-    """Returns `found`, or what is as far as one round may lie from `around`."""
+    """Returns `found`, or the nearest number that one round may count with."""
     return min(max(found, around / FARTHEST), around * FARTHEST)
 
 

@@ -12,6 +12,9 @@ from jaxtyping import Float
 
 from draftwood.base.errors import InvalidInput
 
+CONTEXT = 16
+"""Tokens of a text within which readers of costs take passes to cost the same."""
+
 Point = tuple[int, int, int, float]
 """Nodes of every row, rows, committed tokens of a row, and seconds."""
 

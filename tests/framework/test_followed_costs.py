@@ -102,6 +102,22 @@ def test_one_round_that_waited_for_another_program_changes_little() -> None:
         assert now.target(nodes, rows=4) == pytest.approx(COSTS.target(nodes, rows=4), rel=0.05)
 
 
+def test_nodes_that_are_cut_at_the_end_of_a_text_are_no_ordinary_round() -> None:
+    costs = FollowedCosts(COSTS)
+    layer, rest = COSTS.draft_seconds(1, rows=4), COSTS.rest_seconds(1, rows=4)
+    for _ in range(64):
+        costs.observe(round_of(1, calls=1, target=COSTS.target(1, rows=4), others=layer + rest))
+    assert costs.now is COSTS
+
+
+def test_passes_that_cost_nothing_stay_so() -> None:
+    free = PassCosts(PassTable.of(lambda *_: 0.0, nodes=SIZES))
+    costs = FollowedCosts(free)
+    for _ in range(64):
+        costs.observe(round_of(2, calls=1, target=1.0, others=1.0))
+    assert costs.now is free
+
+
 def test_prompts_are_left_out() -> None:
     costs = FollowedCosts(COSTS)
     for _ in range(64):

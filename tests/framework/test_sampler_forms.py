@@ -86,6 +86,20 @@ def test_negative_numbers_are_padding_wherever_they_are(filled: Any, batched: bo
 
 
 @pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("made", [torch.tensor, np.array, list], ids=["torch", "numpy", "list"])
+def test_numbers_between_tokens_are_refused(made: Any, batched: bool) -> None:
+    def single(case: SamplerCase) -> Any:
+        return made([token + 0.3 for token in leviathan(case)])
+
+    def rows(case: SamplerCase) -> Any:
+        return [made([token + 0.3 for token in row]) for row in one_by_one(case, leviathan)]
+
+    options: Any = {"samples": 300, "batched": True} if batched else {}
+    with pytest.raises(InvalidInput, match="tokens"):
+        prove_sampler(rows if batched else single, models=PLAIN, **options)
+
+
+@pytest.mark.parametrize("batched", [False, True])
 def test_a_hole_after_a_rejection_that_other_tokens_follow_is_no_padding(batched: bool) -> None:
     options: Any = {"samples": 3000, "batched": True} if batched else {}
     sampler: Any = (lambda case: one_by_one(case, goes_on)) if batched else goes_on

@@ -30,7 +30,7 @@ def as_tokens(returned: Any) -> tuple[int, ...]:
     if isinstance(returned, (Tensor, np.ndarray)):
         returned = returned.reshape(-1).tolist()
     try:
-        tokens = tuple(int(token) for token in returned)
+        tokens = tuple(map(_whole, returned))
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidInput(
             f"The sampler returns {returned!r:.80}, which is no sequence of tokens ({error}); return only "
@@ -51,9 +51,18 @@ def as_rows(returned: Any, count: int) -> Tensor:
         fits = rows.shape[:1] == (count,) and rows.ndim == 2 and not rows.isnan().any()
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidInput(_no_rows(f"{returned!r:.80} ({error})", count)) from error
+    if fits and rows.is_floating_point() and not bool((rows == rows.round()).all()):
+        raise InvalidInput(_no_rows("numbers that are no tokens", count))
     if not fits:
         raise InvalidInput(_no_rows(f"a shape of {tuple(rows.shape)}", count))
     return rows.long()
+
+
+def _whole(number: Any) -> int:
+    token = int(number)
+    if token != number:
+        raise ValueError(f"{number} is no whole number")
+    return token
 
 
 def _padded(rows: Sequence[Any]) -> Tensor:
