@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -23,6 +24,8 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     Where neither can be written to, every process compiles again. Sums may be added in a different order. Use
     it for loops whose steps depend on earlier ones, such as a running sum that decides how to continue, or
     that take several sums in one pass: numpy and torch read an array once for each sum.
+
+    It may call other compiled functions of the same file: the code on disk is made anew where that changes.
     """
 
     machine_code: Callable[P, R] | None = None
@@ -54,7 +57,12 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
             known.add(kinds)
         return result
 
+    _FUNCTIONS[call] = function
     return call
+
+
+_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
+"""What the functions that `compiled` returned were made of."""
 
 
 def _raise_heard(error: SystemError) -> None:
@@ -69,8 +77,19 @@ def _raise_heard(error: SystemError) -> None:
         raise cause from None
 
 
+@functools.cache
 def _made(function: Callable[P, R]) -> Callable[P, R]:
     from numba import njit  # takes a while, and few need it
+
+    # Machine code calls machine code.
+    known = function.__globals__
+    named = {name: known.get(name) for name in function.__code__.co_names}
+    called = {
+        name: _made(_FUNCTIONS[one]) for name, one in named.items() if callable(one) and one in _FUNCTIONS
+    }
+    if called:
+        closed = FunctionType(function.__code__, {**known, **called}, function.__name__)
+        function = functools.update_wrapper(closed, function)
 
     options: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc"}, "error_model": "numpy"}
     try:

@@ -111,41 +111,23 @@ def judged_children(tree: TokenTree, path: Sequence[int], chances: Sequence[floa
     return found
 
 
-@attrs.frozen
-class JudgedCounts:
-    """Counts of judged children, of which `AcceptanceHistory.faded` says what they are worth.
-
-    Attributes:
-        flat: children by rank and bin of their probability, then the accepted ones among them; first children
-            by depth, then the accepted ones among them. `2 * RANKS * BINS + 2 * DEPTHS` numbers.
-    """
-
-    flat: tuple[float, ...] = (0.0,) * (2 * KINDS + 2 * DEPTHS)
-
-    @cached_property
-    def array(self) -> Float[np.ndarray, " counts"]:
-        """Returns `flat` as an array."""
-        return np.array(self.flat)
-
-    def after(self, children: Iterable[Judged], *, worth: float) -> JudgedCounts:
-        """Returns the counts with these children, each of which counts as `worth`."""
-        counts = list(self.flat)
-        for child in children:
-            kind = min(child.rank, RANKS - 1) * BINS + bisect(BOUNDS, child.chance)
-            counts[kind] += worth
-            counts[KINDS + kind] += child.accepted * worth
-            if child.rank == 0:
-                first = 2 * KINDS + min(child.depth, DEPTHS) - 1
-                counts[first] += worth
-                counts[DEPTHS + first] += child.accepted * worth
-        return JudgedCounts(tuple(counts))
-
-    def times(self, worth: float) -> JudgedCounts:
-        """Returns the counts, each `worth` times as much."""
-        return JudgedCounts(tuple([worth * count for count in self.flat]))
+NOTHING_JUDGED = bytes(8 * (2 * KINDS + 2 * DEPTHS))
 
 
-NOTHING_JUDGED = JudgedCounts()
+def counted(counts: bytes, children: Iterable[Judged], *, worth: float) -> bytes:
+    """Returns `AcceptanceHistory.counts` with these children, each of which counts as `worth`."""
+    after = np.frombuffer(counts).copy()
+    for child in children:
+        kind = min(child.rank, RANKS - 1) * BINS + bisect(BOUNDS, child.chance)
+        after[kind] += worth
+        if child.accepted:
+            after[KINDS + kind] += worth
+        if child.rank == 0:
+            first = 2 * KINDS + min(child.depth, DEPTHS) - 1
+            after[first] += worth
+            if child.accepted:
+                after[DEPTHS + first] += worth
+    return after.tobytes()
 
 
 @attrs.frozen
@@ -153,7 +135,9 @@ class AcceptanceHistory:
     """Fading counts over the rounds of a row.
 
     Attributes:
-        counts: of judged children.
+        counts: of judged children, `2 * RANKS * BINS + 2 * DEPTHS` float64 numbers: by rank and bin of the
+            probability, then the accepted ones among them; first children by depth, then the accepted ones
+            among them. Bytes are a value, and those of many rows are one array at once.
         tokens: emitted.
         time: of the rounds, in rounds of ordinary decoding of the same rows.
         faded: what one of `counts` is worth: older rounds count less, and only the new ones are written.
@@ -161,7 +145,7 @@ class AcceptanceHistory:
     """
 
     # The other numbers nearly always differ too, and a hash of all counts takes its time in every round.
-    counts: JudgedCounts = attrs.field(default=NOTHING_JUDGED, hash=False)
+    counts: bytes = attrs.field(default=NOTHING_JUDGED, hash=False, repr=False)
     tokens: float = 0.0
     time: float = 0.0
     faded: float = 1.0
@@ -183,94 +167,63 @@ class AcceptanceHistory:
         faded, undrafted = memory * self.faded, 0 if drafted else self.undrafted + 1
         counts = self.counts
         if faded < LEAST_FADED:
-            counts, faded = counts.times(faded), 1.0
+            counts, faded = (faded * np.frombuffer(counts)).tobytes(), 1.0
         if children:
-            counts = counts.after(children, worth=1 / faded)
+            counts = counted(counts, children, worth=1 / faded)
         return AcceptanceHistory(counts, tokens_now, time_now, faded, undrafted)
-
-
-@attrs.frozen
-class AcceptanceRates:
-    """Estimated rates at which a row's next children are accepted, once their parent is.
-
-    Attributes:
-        by_chance: by rank and bin of the probability.
-        by_rank: by rank, of a child whose token is not known yet.
-        by_depth: by depth, of a first child whose probability is not known yet.
-        most: the largest of these.
-    """
-
-    by_chance: Sequence[Sequence[float]]
-    by_rank: Sequence[float]
-    by_depth: Sequence[float]
-    most: float
-
-    def known(self, rank: int, chance: float) -> float:
-        """Returns the rate of a child of this rank, drawn with this probability after its siblings."""
-        return self.by_chance[min(rank, RANKS - 1)][bisect(BOUNDS, chance)]
-
-    def unknown(self, rank: int) -> float:
-        """Returns the rate of a child of this rank before its token is drawn."""
-        return self.by_rank[min(rank, RANKS - 1)]
-
-    def first(self, depth: int) -> float:
-        """Returns the rate of a first child at `depth`."""
-        return self.by_depth[min(depth, DEPTHS) - 1]
 
 
 @attrs.frozen(eq=False)
 class RowRates:
-    """The rates of several rows side by side.
+    """Estimated rates at which the next children of several rows are accepted, once their parent is.
 
     Attributes:
-        by_chance: `[rows, ranks, bins]`; this and the next two are as in `AcceptanceRates`.
-        by_rank: `[rows, ranks]`.
-        by_depth: `[rows, depths]`.
-        doubt: standard errors of what all rows together say of `by_depth`, `[depths]`.
+        by_chance: by rank and bin of the probability, `[rows, ranks, bins]`.
+        by_rank: by rank, of a child whose token is not known yet, `[rows, ranks]`.
+        by_depth: by depth, of a first child whose probability is not known yet, `[rows, depths]`.
+        first: `by_depth`, of which depth 1 is raised by standard errors of what all rows together say of it.
     """
 
     by_chance: Float[np.ndarray, "rows ranks bins"]
     by_rank: Float[np.ndarray, "rows ranks"]
     by_depth: Float[np.ndarray, "rows depths"]
-    doubt: Float[np.ndarray, " depths"]
+    first: Float[np.ndarray, "rows depths"]
 
     @classmethod
-    def of(cls, histories: Sequence[AcceptanceHistory], assumed: AssumedRates) -> RowRates:
-        """Returns each row's rates; where a row has judged little, they are nearly the rates of all rows."""
-        counts = np.stack([one.counts.array for one in histories])
-        faded = np.array([one.faded for one in histories])
-        return cls(*_rates_of(counts, faded, *assumed.arrays))
+    def of(
+        cls, histories: Sequence[AcceptanceHistory], assumed: AssumedRates, *, depth: int, optimism: float
+    ) -> RowRates:
+        """Returns each row's rates down to `depth`; `optimism` says by how many errors `first` is raised.
 
-    def rows(self) -> list[AcceptanceRates]:
-        """Returns the rates of every row, in plain numbers."""
-        arrays = self.by_chance, self.by_rank, self.by_depth, self.by_depth.max(1)
-        return [AcceptanceRates(*of) for of in zip(*(one.tolist() for one in arrays), strict=True)]
-
-    def first(self, depth: int, *, optimism: float) -> Float[np.ndarray, "rows depth"]:
-        """Returns the rates of first children down to `depth`, that of depth 1 raised by standard errors.
-
-        `optimism` says by how many.
+        Where a row has judged little, they are nearly the rates of all rows.
         """
-        deeper = [self.by_depth[:, -1:]] * max(depth - DEPTHS, 0)
-        rates = np.ascontiguousarray(np.concatenate([self.by_depth[:, :depth], *deeper], axis=1))
-        rates[:, :1] = np.minimum(rates[:, :1] + optimism * self.doubt[0], 1.0)
-        return rates
+        counts = np.frombuffer(b"".join([one.counts for one in histories]))
+        faded = np.array([one.faded for one in histories])
+        arrays = counts.reshape(len(histories), -1), faded, *assumed.arrays
+        return cls(*_rates_of(*arrays, depth, optimism))
 
 
 @compiled
 def _rates_of(
-    counts: Floats, faded: Floats, assumed_by_chance: Floats, assumed_by_rank: Floats
+    counts: Floats,
+    faded: Floats,
+    assumed_by_chance: Floats,
+    assumed_by_rank: Floats,
+    depths: int,
+    optimism: float,
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Returns the arrays of `RowRates`: of all rows together first, then of each row.
 
     Args:
-        counts: `JudgedCounts.flat` of the rows, `[rows, counts]`.
+        counts: `AcceptanceHistory.counts` of the rows, `[rows, counts]`.
         faded: what each row's still count.
         assumed_by_chance, assumed_by_rank: as `AssumedRates.arrays`.
+        depths: of `by_depth`; those that are not counted apart have the rate of the last that is.
+        optimism: standard errors by which the rates of depth 1 are raised in `first`.
     """
     rows = len(counts)
     by_chance, by_rank = np.empty((rows, RANKS, BINS)), np.empty((rows, RANKS))
-    by_depth, doubt = np.empty((rows, DEPTHS)), np.empty(DEPTHS)
+    by_depth, doubt = np.empty((rows, depths)), 0.0
     of_rows = counts * faded.reshape(-1, 1)
     together = of_rows.sum(0)
     own = rows > 1  # a row by itself is all rows
@@ -291,15 +244,22 @@ def _rates_of(
                 (accepted[row] + ROW_WEIGHT * rate) / (judged[row] + ROW_WEIGHT) if own else rate
             )
     rate = assumed_by_rank[0]
-    for depth in range(DEPTHS):
+    for depth in range(depths):
+        if depth >= DEPTHS:
+            by_depth[:, depth] = by_depth[:, DEPTHS - 1]
+            continue
         place = 2 * KINDS + depth
         # A depth that nobody has reached is thought to be like the one above.
         tried = together[place] + FIRST_WEIGHT
         rate = (together[place + DEPTHS] + FIRST_WEIGHT * rate) / tried
-        doubt[depth] = np.sqrt(rate * (1 - rate) / tried)
+        if depth == 0:
+            doubt = np.sqrt(rate * (1 - rate) / tried)
         for row in range(rows):
             tries, hits = of_rows[row, place], of_rows[row, place + DEPTHS]
             by_depth[row, depth] = (
                 (hits + FIRST_ROW_WEIGHT * rate) / (tries + FIRST_ROW_WEIGHT) if own else rate
             )
-    return by_chance, by_rank, by_depth, doubt
+    first = by_depth.copy()
+    for row in range(rows):
+        first[row, :1] = np.minimum(first[row, :1] + optimism * doubt, 1.0)
+    return by_chance, by_rank, by_depth, first

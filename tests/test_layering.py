@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "draftwood.strategies": {"framework", "strategies"},
     "draftwood.strategies.verifiers": {"framework", "strategies", "kernels"},
     "draftwood.strategies.acceptance_history": {"framework", "strategies", "kernels"},
-    "draftwood.strategies.paying_nodes": {"framework", "strategies", "kernels"},
+    "draftwood.strategies.layer_choice": {"framework", "strategies", "kernels"},
     "draftwood.zoo": {"framework", "strategies", "zoo"},
 }
 

@@ -120,26 +120,19 @@ class ThroughputDySpec(SingleLawPolicy, LearningPolicy[AcceptanceHistory], Batch
         tree = TreeBuilder(root)
         if nodes is None:
             return tree.finish(note=(1.0, False))
-        accepted, chances = [1.0], list[float]()
         leaves, layer = [0], 0
-        while leaves and (width := nodes.width(layer)):
+        while leaves and nodes.width(layer):
             layer += 1
-            opened = leaves
-            if len(leaves) > width:
-                opened = sorted(sorted(leaves, key=lambda node: -accepted[node])[:width])
-            drawn = yield tree.open(opened, self.law, ahead=nodes.most_children(row))
-            slots = nodes.offer(row, drawn, [accepted[node] for node in opened])
+            opened = [leaves[place] for place in nodes.opened(row)]
+            drawn = yield tree.open(opened, self.law, nodes.most_children(row))
+            nodes.offer(row, drawn)
             if nodes.rows > 1:
                 yield WAIT
-            nodes.width(layer)  # draws
+            nodes.width(layer)  # chooses
             leaves = []
-            for node in slots.in_order():
-                siblings = drawn[node.parent]
-                leaves.append(tree.add(opened[node.parent], siblings.tokens[node.rank]))
-                tree.siblings[opened[node.parent]] = siblings
-                accepted.append(node.accepted)
-                chances.append(node.chance)
-        return tree.finish(note=(nodes.time, layer > 0, *chances))
+            for node, siblings, count in zip(opened, drawn, nodes.kept(row), strict=False):
+                leaves += tree.add_siblings(node, siblings, count)
+        return tree.finish(note=(nodes.time, layer > 0, *nodes.chances(row)))
 
     def observe(self, state: AcceptanceHistory, outcome: Outcome, tree: TokenTree) -> AcceptanceHistory:
         assert isinstance(tree.note, tuple)

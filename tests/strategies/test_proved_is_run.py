@@ -22,7 +22,7 @@ from tests.strategies.profiled import profiled
 GROWING = (
     ("/strategies/policies/", ""),
     ("/strategies/likely_paths.py", ""),
-    ("/strategies/layer_slots.py", ""),
+    ("/strategies/layer_choice.py", ""),
     ("/strategies/paying_nodes.py", ""),
     ("/framework/trees/growth.py", ""),
     ("/framework/trees/tree.py", "TreeBuilder."),
