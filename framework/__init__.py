@@ -52,7 +52,15 @@ from draftwood.laws.randomness import CounterRandomness, Randomness, Streams, Ta
 from draftwood.laws.set_laws import FixedTimeSet
 from draftwood.methods.recipe import Recipe
 from draftwood.methods.tuned_method import TunedMethod, read_tuned
-from draftwood.protocols import BatchPolicy, Drafter, LearningPolicy, StateBackend, TreePolicy, Verifier
+from draftwood.protocols import (
+    ArrayPolicy,
+    BatchPolicy,
+    Drafter,
+    LearningPolicy,
+    StateBackend,
+    TreePolicy,
+    Verifier,
+)
 from draftwood.protocols.model_prompt import ModelPrompt, PromptRow
 from draftwood.protocols.pass_costs import PassCosts, PassTable
 from draftwood.protocols.registry import create, load
@@ -61,6 +69,7 @@ from draftwood.trees.growth import WAIT, Growing, Growth, Wait
 from draftwood.trees.level_plan import LevelPlan, Levels
 from draftwood.trees.outcome import Outcome
 from draftwood.trees.request import Request, RequestLog, Requests
+from draftwood.trees.row_trees import GrowingRows, Layer, LayerChildren, RowTrees
 from draftwood.trees.siblings import Opening, Siblings
 from draftwood.trees.tree import TokenTree, TreeBuilder
 from draftwood.trees.tree_batch import TreeBatch
@@ -73,6 +82,7 @@ except PackageNotFoundError:  # a source tree that was put on the path without b
 __all__ = [
     "ANY_LAW",
     "WAIT",
+    "ArrayPolicy",
     "BatchPolicy",
     "Constraint",
     "CounterRandomness",
@@ -84,12 +94,15 @@ __all__ = [
     "FollowedCosts",
     "Generation",
     "Growing",
+    "GrowingRows",
     "Growth",
     "IncompatibleModels",
     "IncompatibleStrategy",
     "InvalidDistribution",
     "InvalidInput",
     "InvalidTree",
+    "Layer",
+    "LayerChildren",
     "LearningPolicy",
     "LevelPlan",
     "Levels",
@@ -111,6 +124,7 @@ __all__ = [
     "Round",
     "RowQueue",
     "RowRecord",
+    "RowTrees",
     "RowView",
     "SamplingParams",
     "Session",

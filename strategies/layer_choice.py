@@ -16,29 +16,34 @@ Floats = NDArray[np.float64]
 def choose_leaves(
     accepted: Float[np.ndarray, "rows leaves"],
     counts: Int[np.ndarray, " rows"],
+    sizes: Int[np.ndarray, " rows"],
     first: Float[np.ndarray, "rows layers"],
     layer: int,
     passes: Float[np.ndarray, " sizes"],
     calls: Float[np.ndarray, " nodes"],
-    size: int,
+    least: Float[np.ndarray, " sizes"],
     price: float,
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    thought: float,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats, int]:
     """Choose the leaves that get children, if chains below them pay for their time.
 
     Args:
         accepted: probabilities of acceptance of the leaves of each row, in their order; 0 of padding.
         counts: leaves of each row.
+        sizes: nodes of every row so far.
         first: rates of first children in all layers.
         layer: layers that were drawn.
-        passes, calls: as `seconds` gives them.
-        size: nodes of the largest tree so far.
+        passes, calls, least: as `seconds` gives them.
         price: tokens that a second must bring.
+        thought: by how much a first node is thought better than it was.
 
     Returns:
-        Their places in ascending order, `[rows, width]`, and how many each row has. The width is 0 where no
-        chain pays.
+        Their places in ascending order, `[rows, width]`, how many each row has, and their probabilities of
+        acceptance. The width is 0 where no chain pays. And children of one of them at most, as
+        `PayingNodes.most_children`.
     """
-    rows, left, room = len(counts), first.shape[1] - layer, len(passes) - 1 - size
+    rows, left, size = len(counts), first.shape[1] - layer, sizes.max()
+    room = len(passes) - 1 - size
     most = min(counts.max(), room) if left > 0 else 0
     best = np.zeros((rows, most))
     order = np.zeros((rows, most), np.int64)
@@ -49,11 +54,16 @@ def choose_leaves(
             best[row, rank] = accepted[row, order[row, rank]]
             rest[order[row, rank]] = -1.0
     width = best_width(best, first, layer, passes, calls, size, price)
-    places, numbers = order[:, :width].copy(), np.zeros(rows, np.int64)
+    places, numbers, opened = order[:, :width].copy(), np.zeros(rows, np.int64), np.zeros((rows, width))
     for row in range(rows):
         numbers[row] = min(width, counts[row])
         places[row, : numbers[row]].sort()
-    return places, numbers
+        for rank in range(numbers[row]):
+            opened[row, rank] = accepted[row, places[row, rank]]
+    paying = room
+    if price * least[size] > 0:
+        paying = min(room, int(thought * rows / (price * least[size])))
+    return places, numbers, opened, min(len(passes) - 1 - sizes.min(), size - sizes.min() + 1 + paying)
 
 
 @compiled

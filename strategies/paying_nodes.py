@@ -7,10 +7,10 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
-from draftwood import Deterministic, PassCosts, Siblings
+from draftwood import PassCosts
 from draftwood.protocols.pass_costs import CONTEXT
 from draftwood.strategies.acceptance_history import AcceptanceHistory, AssumedRates, RowRates
 from draftwood.strategies.layer_choice import choose_children, choose_leaves
@@ -40,7 +40,15 @@ class PayingNodes:
         depth: layers at most.
         rows: of the round.
         price: tokens that a second must bring.
+        layer: of the trees so far.
         time: of the round so far, in rounds of ordinary decoding.
+        chances: for each row, the draft's probability of every node, given that its earlier siblings failed.
+        width: leaves of a row that get children in the next layer, at most; 0 where the trees end.
+        opened: their places among those of their row, int64 `[rows, width]`.
+        numbers: of them in every row, int64 `[rows]`.
+        most_children: of one of them. The values of a layer are about 1 together, and the largest come
+            first. So the n-th node that is added to all rows brings about 1/n a row, besides those that a
+            smaller tree gets up to the largest.
     """
 
     def __init__(
@@ -74,75 +82,36 @@ class PayingNodes:
         self._sizes = np.zeros(self.rows, np.int64)
         # Of the leaves of each row, their estimated probabilities of acceptance.
         self._accepted, self._counts = np.ones((self.rows, 1)), np.ones(self.rows, np.int64)
-        self._chances = [list[float]() for _ in histories]
-        self._offered: list[Sequence[Siblings]] = [()] * self.rows
-        self._kept: list[list[int]] = []  # children by row and opened leaf
-        self._layer, self._drafting, self.time = 0, 0.0, 1.0
+        self.chances = [list[float]() for _ in histories]
+        self.layer, self._drafting, self.time = 0, 0.0, 1.0
         self._choose_leaves()
 
-    def width(self, layer: int) -> int:
-        """Returns how many leaves of a row may get children in the layer after `layer`; 0 ends all trees.
+    def kept(
+        self, chances: Float[np.ndarray, "rows nodes children"], *, known: bool
+    ) -> Int[np.ndarray, "rows nodes"]:
+        """Choose the children of the opened leaves that are kept, which are the next leaves.
 
-        All rows must have offered the children of `layer` before.
+        Args:
+            chances: the draft's probability of every child in drawn order; 0 where there is none.
+            known: whether they are the most likely tokens, so that no chance decides on them.
+
+        Returns:
+            How many children every leaf keeps, int64 `[rows, nodes]`.
         """
-        if layer > self._layer:
-            self._drafting += float(self._calls[self._width - 1])
-            self._layer = layer
-            self._choose_children()
-            self.time = float((self._passes[self._sizes.max()] + self._drafting) / self._passes[0])
-            self._choose_leaves()
-        return self._width
-
-    def opened(self, row: int) -> list[int]:
-        """Returns the places of the row's leaves that get children in the next layer, in their order."""
-        return self._opened[row]
-
-    def most_children(self, row: int) -> int:
-        """Returns how many children a node of a row may get in the next layer.
-
-        The values of a layer are about 1 together, and the largest come first. So the n-th node that is
-        added to all rows brings about 1/n a row, besides those that a smaller tree gets up to the largest.
-        """
-        return self._most[row]
-
-    def offer(self, row: int, opened: Sequence[Siblings]) -> None:
-        """Offer the children of the leaves that a row has opened; `width` of their layer chooses."""
-        self._offered[row] = opened
-
-    def kept(self, row: int) -> list[int]:
-        """Returns how many children each of the row's opened leaves has."""
-        return self._kept[row]
-
-    def chances(self, row: int) -> list[float]:
-        """Returns the draft's probability of each node of a row, given that its earlier siblings failed."""
-        return self._chances[row]
-
-    def _reached_rate(self, histories: Sequence[AcceptanceHistory], assumed: float) -> float:
-        """Returns the tokens a second that were reached, and at least the rate of ordinary decoding."""
-        emitted = sum([of.tokens for of in histories]) + ROUNDS * assumed
-        reached = emitted / (sum([of.time for of in histories]) + ROUNDS)
-        return max(reached, 1.0) * self.rows / float(self._passes[0])
-
-    def _choose_children(self) -> None:
-        rates, offered = self._rates, self._offered
-        shape = self.rows, self._width, max(1, *[len(one.chances) for of_row in offered for one in of_row])
-        chances, judged, known = np.zeros(shape), np.zeros(shape[:2]), False
-        for row, (places, of_row) in enumerate(zip(self._opened, offered, strict=True)):
-            for number, (place, siblings) in enumerate(zip(places, of_row, strict=False)):
-                found = siblings.chances
-                chances[row, number, : len(found)] = found
-                judged[row, number] = self._accepted[row, place]
-                known = siblings.law is Deterministic
+        self.layer += 1
+        self._drafting += float(self._calls[self.width - 1])
+        rates = self._rates
         # Whole arrays: machine code is made once for those, and once more for pieces of others.
+        kept: Int[np.ndarray, "rows nodes"]
         kept, counts, self._accepted, shares = choose_children(
             chances,
-            judged,
+            self._judged,
             self._sizes,
             rates.by_chance,
             rates.by_rank,
             rates.by_depth,
             rates.first,
-            self._layer,
+            self.layer,
             self._passes,
             self._slopes,
             float(self._calls[0]),
@@ -150,28 +119,34 @@ class PayingNodes:
             self._thought,
             known,
         )
-        self._kept, self._counts, self._offered = kept.tolist(), counts, [()] * self.rows
+        self._counts = counts
         self._sizes += counts
-        for of_row, count, more in zip(self._chances, counts.tolist(), shares.tolist(), strict=True):
+        for of_row, count, more in zip(self.chances, counts.tolist(), shares.tolist(), strict=True):
             of_row += more[:count]
+        self.time = float((self._passes[self._sizes.max()] + self._drafting) / self._passes[0])
+        self._choose_leaves()
+        return kept
+
+    def _reached_rate(self, histories: Sequence[AcceptanceHistory], assumed: float) -> float:
+        """Returns the tokens a second that were reached, and at least the rate of ordinary decoding."""
+        emitted = sum([of.tokens for of in histories]) + ROUNDS * assumed
+        reached = emitted / (sum([of.time for of in histories]) + ROUNDS)
+        return max(reached, 1.0) * self.rows / float(self._passes[0])
 
     def _choose_leaves(self) -> None:
-        size = int(self._sizes.max())
-        places, numbers = choose_leaves(
+        self.opened, self.numbers, self._judged, self.most_children = choose_leaves(
             self._accepted,
             self._counts,
+            self._sizes,
             self._rates.first,
-            self._layer,
+            self.layer,
             self._passes,
             self._calls,
-            size,
+            self._least,
             self.price,
+            self._thought,
         )
-        self._opened = [of[:number] for of, number in zip(places.tolist(), numbers.tolist(), strict=True)]
-        self._width = int(numbers.max())
-        room, least = self._budget - size, self.price * float(self._least[size])
-        paying = room if least <= 0 else min(room, int(self._thought * self.rows / least))
-        self._most = [min(self._budget - of, size - of + 1 + paying) for of in self._sizes.tolist()]
+        self.width = self.opened.shape[1]
 
 
 @lru_cache(maxsize=64)

@@ -11,7 +11,15 @@ when a drafter's `commit` runs, the target has committed the same tokens, and `t
 
 from draftwood.protocols.drafter import Drafter
 from draftwood.protocols.state_backend import StateBackend
-from draftwood.protocols.tree_policy import BatchPolicy, LearningPolicy, TreePolicy
+from draftwood.protocols.tree_policy import ArrayPolicy, BatchPolicy, LearningPolicy, TreePolicy
 from draftwood.protocols.verifier import Verifier
 
-__all__ = ["BatchPolicy", "Drafter", "LearningPolicy", "StateBackend", "TreePolicy", "Verifier"]
+__all__ = [
+    "ArrayPolicy",
+    "BatchPolicy",
+    "Drafter",
+    "LearningPolicy",
+    "StateBackend",
+    "TreePolicy",
+    "Verifier",
+]

@@ -15,8 +15,10 @@ from draftwood.base.errors import InvalidInput
 from draftwood.laws.randomness import NodeStreams, Randomness
 from draftwood.protocols import BatchPolicy, LearningPolicy, TreePolicy
 from draftwood.protocols.row_view import RowView
-from draftwood.trees.growth import Growing, Growth
+from draftwood.trees.array_growth import ArrayGrowth
+from draftwood.trees.growth import Growing, Growth, one_row
 from draftwood.trees.outcome import Outcome
+from draftwood.trees.row_trees import GrowingRows
 from draftwood.trees.tree import TokenTree
 
 
@@ -72,7 +74,7 @@ def grow(
         InvalidInput: the policy reads rows, and there is no `view`.
     """
     if policy.scope == "batch":
-        return _grow_together(policy, [root], [rng], [state], [view])[0]
+        return one_row(growth(policy, [root], [rng], [state], views=[view]))
     given: list[Any] = [state] if policy.learns else []
     if not policy.reads_row:
         return policy.grow(root, rng, *given)
@@ -89,15 +91,19 @@ def growth(
     states: Sequence[Any],
     streams: NodeStreams | None = None,
     *,
-    views: Sequence[RowView] | None = None,
-) -> Growth:
+    views: Sequence[RowView | None] | None = None,
+) -> Growth | ArrayGrowth:
     """The trees of all rows of a round, about to grow: one under each of `roots`, by its own stream.
 
     `streams` is `NodeStreams.of(rngs)`, where it is there already. A policy with `reads_row` needs `views`.
     """
     of_rows = [None] * len(roots) if views is None else views
     if policy.scope == "batch":
-        return Growth(_grow_together(policy, roots, rngs, states, of_rows), rngs, streams)
+        if (growing := grow_together(policy, roots, states, of_rows)) is not None:
+            return ArrayGrowth(growing, rngs, streams)
+        together, found = cast("BatchPolicy[Any]", policy), shares(policy, states, of_rows)
+        each = zip(roots, rngs, found, strict=True)
+        return Growth([together.grow(root, rng, share) for root, rng, share in each], rngs, streams)
     rows = zip(roots, rngs, states, of_rows, strict=True)
     return Growth(
         [grow(policy, root, rng, state, view=view) for root, rng, state, view in rows], rngs, streams
@@ -110,14 +116,9 @@ def shares(policy: TreePolicy, states: Sequence[Any], views: Sequence[RowView | 
     Raises:
         InvalidInput: they are not one for each row.
     """
-    given: list[Any] = [[first_state(policy) if state is None else state for state in states]]
-    if policy.reads_row:
-        known = [view for view in views if view is not None]
-        if len(known) < len(views):
-            raise _unread(policy)
-        rows = len(states)
-        given.append([view if view.rows == rows else attrs.evolve(view, rows=rows) for view in known])
-    found = cast("BatchPolicy[Any]", policy).share(*given)
+    states, known = _of_batch(policy, states, views)
+    batch = cast(Any, policy)
+    found: Sequence[Any] = batch.share(states, known) if policy.reads_row else batch.share(states)
     if len(found) != len(states):
         raise InvalidInput(
             f"share() of {policy} gave {len(found)} shares for {len(states)} rows; return one for each."
@@ -125,15 +126,31 @@ def shares(policy: TreePolicy, states: Sequence[Any], views: Sequence[RowView | 
     return found
 
 
-def _grow_together(
-    policy: TreePolicy,
-    roots: Sequence[int],
-    rngs: Sequence[Randomness],
-    states: Sequence[Any],
-    views: Sequence[RowView | None],
-) -> list[Growing]:
-    together, of_rows = cast("BatchPolicy[Any]", policy), shares(policy, states, views)
-    return [together.grow(root, rng, share) for root, rng, share in zip(roots, rngs, of_rows, strict=True)]
+def grow_together(
+    policy: TreePolicy, roots: Sequence[int], states: Sequence[Any], views: Sequence[RowView | None]
+) -> GrowingRows | None:
+    """Call `policy.grow_together`; None of a policy that is no `ArrayPolicy`."""
+    own = getattr(policy, "grow_together", None)
+    if own is None:
+        return None
+    growing: GrowingRows = own(roots, *_of_batch(policy, states, views))
+    return growing
+
+
+def _of_batch(
+    policy: TreePolicy, states: Sequence[Any], views: Sequence[RowView | None]
+) -> tuple[list[Any], list[RowView | None]]:
+    """Returns the states of a round's rows, and their views where the policy reads rows."""
+    rows = len(states)
+    if policy.learns and None in states:
+        states = [first_state(policy) if state is None else state for state in states]
+    if not policy.reads_row:
+        return list(states), [None] * rows
+    if None in views:
+        raise _unread(policy)
+    return list(states), [
+        view if view is None or view.rows == rows else attrs.evolve(view, rows=rows) for view in views
+    ]
 
 
 def _unread(policy: TreePolicy) -> InvalidInput:

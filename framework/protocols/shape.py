@@ -10,12 +10,21 @@ from types import FunctionType
 from typing import Any
 
 from draftwood.base.errors import InvalidInput
-from draftwood.protocols import BatchPolicy, Drafter, LearningPolicy, StateBackend, TreePolicy, Verifier
+from draftwood.protocols import (
+    ArrayPolicy,
+    BatchPolicy,
+    Drafter,
+    LearningPolicy,
+    StateBackend,
+    TreePolicy,
+    Verifier,
+)
 
 # Members without a default, which a class must define itself.
 _REQUIRED: dict[type, tuple[str, ...]] = {
     StateBackend: ("prefill", "release", "extend", "commit", "lengths"),
     Drafter: ("prefill", "release", "distributions", "commit"),
+    ArrayPolicy: ("grow_together",),
     LearningPolicy: ("grow", "first_state", "observe"),
     BatchPolicy: ("grow", "share"),
     TreePolicy: ("grow",),

@@ -1,14 +1,17 @@
-"""`TreePolicy`, `LearningPolicy` and `BatchPolicy`: which tree to grow."""
+"""`TreePolicy`, `LearningPolicy`, `BatchPolicy` and `ArrayPolicy`: which tree to grow."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 from draftwood.laws.proposals import Proposal
 from draftwood.laws.randomness import Randomness
-from draftwood.trees.growth import Growing
+from draftwood.protocols.row_view import RowView
+from draftwood.trees.array_growth import ArrayGrowth
+from draftwood.trees.growth import Growing, one_row
 from draftwood.trees.outcome import Outcome
+from draftwood.trees.row_trees import GrowingRows
 from draftwood.trees.tree import TokenTree
 
 State = TypeVar("State")
@@ -128,3 +131,36 @@ class BatchPolicy(TreePolicy, Protocol[Share]):
     def grow(self, root: int, rng: Randomness, share: Share | None = None) -> Growing:
         """Grow a tree as `TreePolicy.grow` does, by the row's `share`; None is that of a single row."""
         ...
+
+
+class ArrayPolicy(TreePolicy, Protocol):
+    """A policy that grows the trees of all rows by one generator, as arrays.
+
+    `grow` of many rows is many generators, and each step of them takes its time on the host. This form is
+    for policies whose decisions are made for all rows together, and it is the only one that they have:
+    decoding, proofs and `grow` of a single row enter it. Law P holds as for a `BatchPolicy`. A round has one
+    law, `Deterministic`, `WithReplacement` or `WithoutReplacement`.
+    """
+
+    scope: Literal["row", "batch"] = "batch"
+
+    def grow_together(
+        self, roots: Sequence[int], states: Sequence[Any], views: Sequence[RowView | None]
+    ) -> GrowingRows:
+        """Grow a tree under the token of each of `roots`.
+
+        Yields what `RowTrees.open` gives, is sent the drawn children of all rows, and returns what
+        `RowTrees.finish` gives.
+
+        Args:
+            roots: one per row.
+            states: of the rows, as `LearningPolicy.observe` gave them; None of a policy that does not learn.
+            views: of the rows; None where the policy does not read them.
+        """
+        ...
+
+    def grow(self, root: int, rng: Randomness, state: Any = None, *, view: RowView | None = None) -> Growing:
+        """Grow the tree of a row by itself, as `grow_together` does with one row."""
+        if state is None and self.learns:
+            state = cast("LearningPolicy[Any]", self).first_state()
+        return one_row(ArrayGrowth(self.grow_together([root], [state], [view]), [rng]))

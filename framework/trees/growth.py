@@ -12,6 +12,7 @@ from torch import Tensor
 from draftwood.base.errors import InvalidTree
 from draftwood.laws.proposals import Deterministic, Proposal, WithoutReplacement
 from draftwood.laws.randomness import NodeStreams, Randomness
+from draftwood.trees.array_growth import ArrayGrowth
 from draftwood.trees.level_plan import LevelPlan, Levels
 from draftwood.trees.request import Request, Requests
 from draftwood.trees.siblings import FollowedLevels, Opening, drawn, drawn_ahead, most_likely
@@ -185,7 +186,11 @@ def by_distributions(growing: Growing, rng: Randomness) -> Generator[Request, Te
 
     For who answers the requests of a policy by itself, as a policy around another does.
     """
-    growth = Growth([growing], [rng])
+    return one_row(Growth([growing], [rng]))
+
+
+def one_row(growth: Growth | ArrayGrowth) -> Generator[Request, Tensor, TokenTree]:
+    """The growth of one row, of which every request is one for distributions."""
     while growth.requests is not None:
         request = growth.requests[0]
         assert request is not None

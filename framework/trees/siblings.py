@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.base.errors import InvalidInput
@@ -16,6 +18,7 @@ from draftwood.laws.ordered_draws import ChildDraws
 from draftwood.laws.proposals import Deterministic, DrawnChildren, Proposal, WithoutReplacement
 from draftwood.laws.randomness import NodeStreams, Randomness
 from draftwood.trees.level_plan import NO_CHILDREN, LevelPlan, Levels
+from draftwood.trees.row_trees import Layer, LayerChildren
 
 
 @attrs.define(eq=False)
@@ -297,12 +300,52 @@ def top_tokens(
     probs: Float[Tensor, "rows nodes vocab"], count: int
 ) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
     """The `count` most likely tokens of every node and their probabilities, `[rows, nodes, count]`."""
+    tokens, chances = _top_arrays(probs, count)
+    return tokens.tolist(), chances.tolist()
+
+
+def _top_arrays(probs: Tensor, count: int) -> tuple[NDArray[np.int64], NDArray[np.floating[Any]]]:
     top = probs.topk(min(count, probs.shape[-1]))
     if probs.device.type == "cpu":
-        return top.indices.tolist(), top.values.tolist()
+        return top.indices.numpy(), top.values.numpy()
     # One result to wait for; float32 counts to 2**24, and no vocabulary is larger.
     read = torch.stack([top.values.float(), top.indices.float()]).cpu().numpy()
-    return read[1].astype(np.int64).tolist(), read[0].tolist()
+    return read[1].astype(np.int64), read[0]
+
+
+def layer_children(
+    probs: Float[Tensor, "rows nodes vocab"],
+    layer: Layer,
+    rngs: Sequence[Randomness],
+    streams: NodeStreams | None,
+    *,
+    level: int,
+) -> LayerChildren:
+    """Returns the children of a layer's nodes, drawn by its law.
+
+    Args:
+        probs: the draft's distributions, padded.
+        layer: the nodes.
+        rngs: draft streams of all rows; a node's children are drawn by a stream of the node's own.
+        streams: `NodeStreams.of(rngs)`.
+        level: the number of the request.
+    """
+    if layer.law is Deterministic:
+        tokens, likeliest = _top_arrays(probs, layer.children)
+        return LayerChildren(tokens, likeliest.astype(np.float64))
+    if layer.law is WithoutReplacement and streams is not None:
+        width = np.arange(probs.shape[1])
+        limits = np.where(width < np.array(layer.counts)[:, None], layer.children, -1)
+        draws = ChildDraws(probs, streams.take(layer.counts), limits, most=layer.children)
+        return LayerChildren(draws.tokens, draws.chances)
+    shape = *probs.shape[:2], layer.children
+    found = LayerChildren(np.full(shape, -1), np.zeros(shape))
+    for row, (count, rng) in enumerate(zip(layer.counts, rngs, strict=True)):
+        opening = Opening([0] * count, [-1] * count, layer.law, [layer.children] * count)
+        for column, one in enumerate(drawn(layer.law, probs, row, opening, rng, level=level)):
+            found.tokens[row, column, : len(one.tokens)] = one.tokens
+            found.chances[row, column, : len(one.chances)] = one.chances
+    return found
 
 
 def drawn_ahead(

@@ -8,19 +8,18 @@ from typing import Any
 import attrs
 
 from draftwood import (
-    WAIT,
-    BatchPolicy,
-    Growing,
+    ArrayPolicy,
+    Deterministic,
+    GrowingRows,
     InvalidInput,
     LearningPolicy,
     Outcome,
     PassCosts,
     PassTable,
     Proposal,
-    Randomness,
+    RowTrees,
     RowView,
     TokenTree,
-    TreeBuilder,
     WithoutReplacement,
 )
 from draftwood.base.validators import at_least, probability
@@ -44,12 +43,9 @@ ALL_ALIKE = PassCosts(PassTable([(1, 1, 0, 1.0)]))
 TRIED_AGAIN = 0, 4, 8, 16
 """Rounds, of every 32 without a draft, in which it is asked again whether one pays."""
 
-Share = tuple[PayingNodes | None, int]
-"""The trees of a round, or None where nothing is drafted; and the row."""
-
 
 @attrs.frozen
-class ThroughputDySpec(SingleLawPolicy, LearningPolicy[AcceptanceHistory], BatchPolicy[Share]):
+class ThroughputDySpec(ArrayPolicy, SingleLawPolicy, LearningPolicy[AcceptanceHistory]):
     """Trees that grow layer by layer, where and while that adds to the tokens a second of all rows.
 
     A pass over many rows is bound by arithmetic, so every node costs time and only likely ones pay. The row's
@@ -89,50 +85,32 @@ class ThroughputDySpec(SingleLawPolicy, LearningPolicy[AcceptanceHistory], Batch
     def first_state(self) -> AcceptanceHistory:
         return AcceptanceHistory()
 
-    def share(  # type: ignore[override]  # a policy that reads rows takes their views
-        self, states: Sequence[Any], views: Sequence[RowView]
-    ) -> Sequence[Share]:
-        if set(map(type, states)) != {AcceptanceHistory}:
+    def grow_together(
+        self, roots: Sequence[int], states: Sequence[Any], views: Sequence[RowView | None]
+    ) -> GrowingRows:
+        known = [view for view in views if view is not None]
+        if not all(isinstance(state, AcceptanceHistory) for state in states):
             raise InvalidInput("A state is no AcceptanceHistory; give the states that this policy returned.")
+        trees = RowTrees(roots, most=self.budget)
         # While nothing is drafted, rates change slowly.
         if min([state.undrafted for state in states]) % 32 not in TRIED_AGAIN:
-            return [(None, row) for row in range(len(states))]
+            return trees.finish(notes=[(1.0, False)] * len(roots))
         # A tree deeper than every row's room would be cut.
-        room = max(view.left for view in views) - 1
+        depth = self.depth or DEPTH
+        if known:
+            depth = min(depth, max([view.left for view in known]) - 1)
         nodes = PayingNodes(
             states,
-            views[0].known_costs(),
+            known[0].known_costs() if known else ALL_ALIKE,
             self._assumed,
             budget=self.budget,
-            depth=min(self.depth or DEPTH, room),
-            context=sum(view.length for view in views) / len(views),
+            depth=depth,
+            context=sum([view.length for view in known]) / len(roots),
         )
-        return [(nodes, row) for row in range(len(states))]
-
-    def grow(  # type: ignore[override]  # a learner's state is in its share
-        self, root: int, rng: Randomness, share: Share | None = None
-    ) -> Growing:
-        if share is None:
-            none, depth = [AcceptanceHistory()], self.depth or DEPTH
-            free = PayingNodes(none, ALL_ALIKE, self._assumed, budget=self.budget, depth=depth)
-            share = free, 0
-        nodes, row = share
-        tree = TreeBuilder(root)
-        if nodes is None:
-            return tree.finish(note=(1.0, False))
-        leaves, layer = [0], 0
-        while leaves and nodes.width(layer):
-            layer += 1
-            opened = [leaves[place] for place in nodes.opened(row)]
-            drawn = yield tree.open(opened, self.law, nodes.most_children(row))
-            nodes.offer(row, drawn)
-            if nodes.rows > 1:
-                yield WAIT
-            nodes.width(layer)  # chooses
-            leaves = []
-            for node, siblings, count in zip(opened, drawn, nodes.kept(row), strict=False):
-                leaves += tree.add_siblings(node, siblings, count)
-        return tree.finish(note=(nodes.time, layer > 0, *nodes.chances(row)))
+        while nodes.width:
+            drawn = yield trees.open(nodes.opened, nodes.numbers, self.law, children=nodes.most_children)
+            trees.add(drawn, nodes.kept(drawn.chances, known=self.law is Deterministic))
+        return trees.finish(notes=[(nodes.time, nodes.layer > 0, *chances) for chances in nodes.chances])
 
     def observe(self, state: AcceptanceHistory, outcome: Outcome, tree: TokenTree) -> AcceptanceHistory:
         assert isinstance(tree.note, tuple)

@@ -25,6 +25,8 @@ GROWING = (
     ("/strategies/layer_choice.py", ""),
     ("/strategies/paying_nodes.py", ""),
     ("/framework/trees/growth.py", ""),
+    ("/framework/trees/array_growth.py", ""),
+    ("/framework/trees/row_trees.py", ""),
     ("/framework/trees/tree.py", "TreeBuilder."),
 )
 """Files, and what the names of functions in them begin with, that trees grow by."""

@@ -30,6 +30,7 @@ from draftwood import (
 )
 from draftwood.drafters import ModelDrafter
 from draftwood.policies import Chain, LayeredDySpec, ThroughputDySpec
+from draftwood.protocols import policy_states
 from draftwood.strategies.acceptance_history import (
     BINS,
     BOUNDS,
@@ -41,10 +42,10 @@ from draftwood.strategies.acceptance_history import (
 )
 from draftwood.strategies.layer_choice import best_width, least_values, more_pay
 from draftwood.strategies.paying_nodes import PayingNodes
+from draftwood.strategies.policies import throughput_dyspec
 from draftwood.testing.models.proof_models import PROOF_MODELS, proof_models
 from draftwood.testing.models.toy import ToyBackend
 from draftwood.testing.proofs.joint_rows import joint_rows_law
-from draftwood.trees.growth import Growth
 from draftwood.verifiers import RecursiveRejection
 
 TOYS = proof_models(31, vocab_size=12, target=3.0, draft=2.0, mix=0.8)
@@ -151,12 +152,22 @@ def nodes_of(
     return PayingNodes([history] * rows, passes, LIKELIEST, budget=budget, depth=8)
 
 
+def growing(
+    policy: ThroughputDySpec,
+    histories: Sequence[AcceptanceHistory],
+    views: Sequence[RowView],
+    seed: int = 0,
+) -> Any:
+    """The growth of rows that all begin with token 2."""
+    rngs = [CounterRandomness(seed + row) for row in range(len(histories))]
+    return policy_states.growth(policy, [2] * len(histories), rngs, histories, views=views)
+
+
 def grown(
     policy: ThroughputDySpec, history: AcceptanceHistory, passes: PassCosts, *, left: int = 64
 ) -> TokenTree:
     """The tree of a row by itself, whose draft always takes token 0 for twice as likely as token 1."""
-    (share,) = policy.share([history], [RowView(left=left, costs=passes)])
-    growth = Growth([policy.grow(2, CounterRandomness(0), share)], [CounterRandomness(0)])
+    growth = growing(policy, [history], [RowView(left=left, costs=passes)])
     while (requests := growth.requests) is not None:
         growth.answer(torch.tensor([[[0.6, 0.3, 0.1]] * requests.counts[0]]))
     (tree,) = growth.trees()
@@ -206,10 +217,7 @@ def test_rows_pay_together_for_a_pass_that_is_padded_to_the_largest() -> None:
     """A row whose children never are accepted has as many nodes as the others, which cost nothing more."""
     poor, good = learnt(0.05, rounds=1e6), learnt(0.8, rounds=1e6)
     policy = ThroughputDySpec(8, law="top-k")
-    views = [RowView(costs=costs(0.05))] * 3
-    shares = policy.share([good, good, poor], views)
-    rngs = [CounterRandomness(seed) for seed in range(3)]
-    growth = Growth([policy.grow(2, rng, share) for rng, share in zip(rngs, shares, strict=True)], rngs)
+    growth = growing(policy, [good, good, poor], [RowView(costs=costs(0.05))] * 3)
     while (requests := growth.requests) is not None:
         growth.answer(torch.tensor([0.6, 0.3, 0.1]).expand(3, max(requests.counts), 3))
     sizes = [len(tree) - 1 for tree in growth.trees()]
@@ -222,12 +230,12 @@ def test_a_tree_that_was_bad_luck_is_tried_again() -> None:
     """After one failure a first node is still drafted; after twenty it is not; when they fade it is again."""
     passes = costs(0.2, call=0.3)
     failed = AcceptanceHistory().after([Judged(1, 0, 0.6, False)], tokens=1, time=1.2, memory=1.0)
-    assert nodes_of(failed, passes).width(0)
+    assert nodes_of(failed, passes).width
     for _ in range(20):
         failed = failed.after([Judged(1, 0, 0.6, False)], tokens=1, time=1.2, memory=0.98)
-    assert not nodes_of(failed, passes).width(0)
+    assert not nodes_of(failed, passes).width
     waited = 0
-    while not nodes_of(failed, passes).width(0):
+    while not nodes_of(failed, passes).width:
         failed = failed.after([], tokens=1, time=1.0, memory=0.98)
         waited += 1
         assert waited < 300
@@ -254,23 +262,28 @@ def test_a_budget_of_one_node_is_spent(rates: list[float], node: float) -> None:
         ThroughputDySpec(1, law="top-k"),
         PassCosts(PassTable([(1, 1, 0, 1), (2, 1, 0, 1 + node)])),
     )
-    shares = policy.share([learnt(rate) for rate in rates], [RowView(costs=passes)] * len(rates))
-    assert [len(tree) for tree in grown_from(policy, shares)] == [2] * len(rates)
+    trees = grown_from(policy, [learnt(rate) for rate in rates], passes)
+    assert [len(tree) for tree in trees] == [2] * len(rates)
 
 
-def test_while_nothing_is_drafted_few_rounds_ask_whether_a_tree_pays() -> None:
+def test_while_nothing_is_drafted_few_rounds_ask_whether_a_tree_pays(monkeypatch) -> None:
     policy, history = ThroughputDySpec(law="top-k"), AcceptanceHistory()
-    dear = RowView(costs=PassCosts(PassTable([(1, 1, 0, 1.0), (2, 1, 0, 3.0)])))
-    evaluated = []
-    for _ in range(42):
-        ((nodes, _),) = policy.share([history], [dear])
-        evaluated.append(nodes is not None)
-        tree = grown_from(policy, [(nodes, 0)])[0]
+    dear = PassCosts(PassTable([(1, 1, 0, 1.0), (2, 1, 0, 3.0)]))
+    weighed: list[int] = []
+    made = throughput_dyspec.PayingNodes
+    monkeypatch.setattr(
+        throughput_dyspec,
+        "PayingNodes",
+        lambda *args, **options: weighed.append(turn) or made(*args, **options),
+    )
+    turn = 0
+    while turn < 42:
+        (tree,) = grown_from(policy, [history], dear)
         assert len(tree) == 1
         history = policy.observe(history, Outcome.of(tree, [0], extra=2, bonus=True), tree)
-    assert [number for number, asked in enumerate(evaluated) if asked] == [0, 4, 8, 16, 32, 36, 40]
-    (share,) = policy.share([attrs.evolve(history, undrafted=0)], [RowView(costs=CHEAP)])
-    assert share[0] is not None
+        turn += 1
+    assert weighed == [0, 4, 8, 16, 32, 36, 40]
+    assert len(grown_from(policy, [attrs.evolve(history, undrafted=0)], CHEAP)[0]) > 1
 
 
 @settings(max_examples=60)
@@ -284,16 +297,15 @@ def test_no_tree_would_have_more_children_than_are_drawn_ahead(
     rates: list[float], node: float, seed: int, law: str
 ) -> None:
     """Trees are the same if every node may have as many children as the budget has nodes."""
-    policy = ThroughputDySpec(12, law=law)
-    views, states = [RowView(costs=costs(node))] * len(rates), [learnt(rate) for rate in rates]
+    policy, states = ThroughputDySpec(12, law=law), [learnt(rate) for rate in rates]
     shapes = []
     for free in (False, True):
-        shares = policy.share(states, views)
-        nodes = shares[0][0]
-        assert nodes is not None
-        if free:
-            nodes.most_children = lambda row: 12  # type: ignore[method-assign]
-        trees = grown_from(policy, shares, seed)
+        with pytest.MonkeyPatch.context() as patch:
+            if free:
+                patch.setattr(
+                    PayingNodes, "most_children", property(lambda _: 12, lambda *_: None), raising=False
+                )
+            trees = grown_from(policy, states, costs(node), seed)
         shapes.append([(tree.tokens.tolist(), tree.parents.tolist()) for tree in trees])
     assert shapes[0] == shapes[1]
 
@@ -376,13 +388,14 @@ def test_as_many_leaves_are_opened_as_bring_most(data, rows, leaves, price) -> N
     assert gains[found] == pytest.approx(max(gains.values()), abs=1e-9)
 
 
-def grown_from(policy: ThroughputDySpec, shares: Sequence[Any], seed: int = 0) -> Sequence[TokenTree]:
+def grown_from(
+    policy: ThroughputDySpec, histories: Sequence[AcceptanceHistory], passes: PassCosts, seed: int = 0
+) -> Sequence[TokenTree]:
     """The trees of rows whose draft takes every token for half as likely as the one before."""
-    rngs = [CounterRandomness(seed + row) for row in range(len(shares))]
-    growth = Growth([policy.grow(2, rng, share) for rng, share in zip(rngs, shares, strict=True)], rngs)
+    growth = growing(policy, histories, [RowView(costs=passes)] * len(histories), seed)
     probs = torch.tensor([0.5**token for token in range(1, 20)] + [0.5**19])
     while (requests := growth.requests) is not None:
-        growth.answer(probs.expand(len(shares), max(requests.counts), 20))
+        growth.answer(probs.expand(len(histories), max(requests.counts), 20))
     return growth.trees()
 
 
@@ -454,4 +467,4 @@ def test_without_costs_it_is_refused_in_one_sentence() -> None:
 
 def test_a_state_of_another_policy_is_refused() -> None:
     with pytest.raises(InvalidInput, match="no AcceptanceHistory"):
-        ThroughputDySpec().share([(1, 2)], [RowView(costs=CHEAP)])
+        growing(ThroughputDySpec(), [(1, 2)], [RowView(costs=CHEAP)])

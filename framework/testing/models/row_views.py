@@ -88,8 +88,17 @@ class ViewedPolicy(LearningPolicy[Any], BatchPolicy[Any]):
     def share(self, states: Sequence[Any]) -> Sequence[Any]:
         return policy_states.shares(self.policy, states, [self.view] * len(states))
 
+    @property
+    def grow_together(self) -> Any:
+        """Returns the `grow_together` of an `ArrayPolicy`; None of any other."""
+        if getattr(self.policy, "grow_together", None) is None:
+            return None
+        return lambda roots, states, views: policy_states.grow_together(
+            self.policy, roots, states, [self.view] * len(roots)
+        )
+
     def grow(self, root: int, rng: Randomness, state: Any = None) -> Growing:
-        if self.policy.scope == "batch":
+        if self.policy.scope == "batch" and self.grow_together is None:
             if state is None:
                 (state,) = self.share([self.first_state()])
             return self.policy.grow(root, rng, state)  # type: ignore[call-arg]
