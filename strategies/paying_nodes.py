@@ -72,11 +72,10 @@ class PayingNodes:
             context: mean tokens of a row.
         """
         self.rows, self.depth, self._budget = len(histories), depth, budget
-        self._rates = rates = RowRates.of(histories, assumed, depth=depth, optimism=OPTIMISM)
+        self._rates = RowRates.of(histories, assumed, depth=depth, optimism=OPTIMISM)
         context = CONTEXT * round(context / CONTEXT)
         times = costs, budget, self.rows, context
         self._passes, self._calls, self._slopes, self._least, chains = seconds(*times, assumed.by_rank[0])
-        self._thought = float(rates.first[:, 0].sum() / rates.by_depth[:, 0].sum()) if depth else 1.0
         assumed_rate = float(chains[min(depth, budget) - 1]) if depth else 1.0
         self.price = self._reached_rate(histories, max(assumed_rate, 1.0))
         self._sizes = np.zeros(self.rows, np.int64)
@@ -116,7 +115,7 @@ class PayingNodes:
             self._slopes,
             float(self._calls[0]),
             self.price,
-            self._thought,
+            self._rates.thought,
             known,
         )
         self._counts = counts
@@ -144,7 +143,7 @@ class PayingNodes:
             self._calls,
             self._least,
             self.price,
-            self._thought,
+            self._rates.thought,
         )
         self.width = self.opened.shape[1]
 

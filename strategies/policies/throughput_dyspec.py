@@ -37,6 +37,9 @@ from draftwood.strategies.policies.dyspec import sampled_or_top
 DEPTH = 8
 """Layers of a tree whose policy has no `depth`."""
 
+SAMPLED = 4
+"""Children of a node that are sampled at most, since all of them are drawn before any is chosen."""
+
 ALL_ALIKE = PassCosts(PassTable([(1, 1, 0, 1.0)]))
 """Costs by which every pass takes as long, so that all nodes pay."""
 
@@ -89,7 +92,7 @@ class ThroughputDySpec(ArrayPolicy, SingleLawPolicy, LearningPolicy[AcceptanceHi
         self, roots: Sequence[int], states: Sequence[Any], views: Sequence[RowView | None]
     ) -> GrowingRows:
         known = [view for view in views if view is not None]
-        if not all(isinstance(state, AcceptanceHistory) for state in states):
+        if set(map(type, states)) != {AcceptanceHistory}:
             raise InvalidInput("A state is no AcceptanceHistory; give the states that this policy returned.")
         trees = RowTrees(roots, most=self.budget)
         # While nothing is drafted, rates change slowly.
@@ -108,7 +111,8 @@ class ThroughputDySpec(ArrayPolicy, SingleLawPolicy, LearningPolicy[AcceptanceHi
             context=sum([view.length for view in known]) / len(roots),
         )
         while nodes.width:
-            drawn = yield trees.open(nodes.opened, nodes.numbers, self.law, children=nodes.most_children)
+            children = min(nodes.most_children, SAMPLED) if self.adaptive else nodes.most_children
+            drawn = yield trees.open(nodes.opened, nodes.numbers, self.law, children=children)
             trees.add(drawn, nodes.kept(drawn.chances, known=self.law is Deterministic))
         return trees.finish(notes=[(nodes.time, nodes.layer > 0, *chances) for chances in nodes.chances])
 
