@@ -29,6 +29,9 @@ NODES = (1, 2, 4, 5, 8, 9, 16, 17, 32)
 REST_BUDGETS, REST_TOKENS, REST_TURNS = (1, 8), 16, 3
 """Nodes without the root, tokens and turns of the texts that time the rest of a round."""
 
+WARM_ROUNDS, WARM_SECONDS = 5, 0.05
+"""Rounds of a size before one is timed, and seconds after which none is added."""
+
 Times = dict[int, list[float]]
 """Seconds by the nodes of a row."""
 
@@ -83,7 +86,7 @@ def measure_costs(
         for count in rows:
             batch = _batch(target, count, context, tokens)
             passes, calls = _passes(target, drafter, batch, sizes, repetitions=repetitions, seconds=seconds)
-            rest, layer = _rest(target, drafter, batch, temperature, seconds=seconds)
+            rest, layer = _rest(target, drafter, batch, temperature, (passes, calls), seconds=seconds)
             parts = passes, {n: [call + layer for call in taken] for n, taken in calls.items()}, rest
             for of_part, times in zip(points, parts, strict=True):
                 of_part += [(n, count, context, median(taken)) for n, taken in times.items() if taken]
@@ -147,10 +150,9 @@ def _passes(
             for size in sizes:
                 if len(passes) > 1 and _over(target, ends):
                     break
-                # The weights that a round reads are where the last one left them. After a pass of another
-                # size they are not: a first pass warms up. A round without a tree has no draft call.
+                # A round without a tree has no draft call.
                 drafting_too = drafter if size > 1 or max(sizes) == 1 else None
-                _one_round(target, drafting_too, batch, size)
+                _warm_up(target, drafting_too, batch, size)
                 drafting, taken = _one_round(target, drafting_too, batch, size)
                 passes.setdefault(size, []).append(taken)
                 for nodes, call in drafting.items():
@@ -160,6 +162,21 @@ def _passes(
         if drafter is not None:
             drafter.release()
     return passes, calls
+
+
+def _warm_up(
+    target: StateBackend, drafter: Drafter | None, batch: Sequence[Sequence[int]], size: int
+) -> None:
+    """Let rounds of this size go before those that are timed.
+
+    What a round reads is where the last one left it, and after a pass of another size it is not. A small
+    model's pass takes up to a fifth less at the sixth of alike rounds.
+    """
+    ends = perf_counter() + WARM_SECONDS
+    for _ in range(WARM_ROUNDS):
+        _one_round(target, drafter, batch, size)
+        if _over(target, ends):
+            return
 
 
 def _over(target: StateBackend, ends: float) -> bool:
@@ -209,10 +226,14 @@ def _rest(
     drafter: Drafter | None,
     batch: Sequence[Sequence[int]],
     temperature: float,
+    measured: tuple[Times, Times],
     *,
     seconds: float,
 ) -> tuple[Times, float]:
-    """Returns what rounds take outside of their passes.
+    """Returns what rounds take besides what their passes took when they were `measured`.
+
+    That is all work on the host, and what a pass or call takes longer where it stands in a round: the draft
+    reads the accepted tokens first, and other work has come between.
 
     Returns:
         By nodes of the largest tree, without a tree and with trees of one layer and `REST_BUDGETS`, the
@@ -244,17 +265,18 @@ def _rest(
         if turn == 0 or not _over(target, ends):
             for rounds, (name, options) in zip(found, wanted, strict=True):
                 rounds += written(name, options)
-    *flat, deep = found
-    sizes, taken = [_tree_size(rounds) for rounds in flat], [median(_outside(rounds)) for rounds in flat]
-    layers = median_high(one.draft_calls for one in deep) - 1
-    of_nodes = float(np.interp(_tree_size(deep), sizes, taken))
-    layer = (median(_outside(deep)) - of_nodes) / layers if layers > 0 else 0.0
+    sizes = [_tree_size(rounds) for rounds in found]
+    taken = [[_outside(one, *measured) for one in rounds] for rounds in found]
+    layers = median_high(one.draft_calls for one in found[-1]) - 1
+    *flat, deep = map(median, taken)
+    of_nodes = float(np.interp(sizes[-1], sizes[:-1], flat))
+    layer = (deep - of_nodes) / layers if layers > 0 else 0.0
     # The only layer of a tree with one node takes no more than that tree does.
-    layer = max(min(layer, taken[1] - taken[0]), 0.0)
+    layer = max(min(layer, flat[1] - flat[0]), 0.0)
     times: Times = {}
-    for size, rounds in zip(sizes, flat, strict=True):
+    for size, outside in zip(sizes[:-1], taken[:-1], strict=True):
         grown = layer if size > 1 else 0.0
-        times.setdefault(size, []).extend(max(one - grown, 0.0) for one in _outside(rounds))
+        times.setdefault(size, []).extend(max(one - grown, 0.0) for one in outside)
     return times, layer
 
 
@@ -263,6 +285,15 @@ def _tree_size(rounds: Sequence[Round]) -> int:
     return 1 + median_high(max(row.outcome.drafted for row in one.rows) for one in rounds)
 
 
-def _outside(rounds: Sequence[Round]) -> list[float]:
-    """Returns the seconds of rounds outside of their passes."""
-    return [max(one.seconds - one.draft_seconds - one.target_seconds, 0.0) for one in rounds]
+def _outside(one: Round, passes: Times, calls: Times) -> float:
+    """Returns the seconds of a round besides a pass and draft calls as they were measured."""
+    size, layers = 1 + max(row.outcome.drafted for row in one.rows), one.draft_calls
+    # A first layer has one node to expand, and the others are taken to be alike.
+    wide = max((size - 1) // max(layers, 1), 1)
+    drafting = _at(calls, 1) + (layers - 1) * _at(calls, wide) if layers else 0.0
+    return max(one.seconds - _at(passes, size) - drafting, 0.0)
+
+
+def _at(times: Times, nodes: int) -> float:
+    """Returns the median seconds at a size, between those that were measured."""
+    return float(np.interp(nodes, sorted(times), [median(times[size]) for size in sorted(times)]))
