@@ -51,7 +51,7 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
         # Compiled in a thread, where Ctrl-C does not come: the compiler would lose it, and its lock.
         with ThreadPoolExecutor(1) as thread:
             made = machine_code or thread.submit(_made, function).result()
-            result = thread.submit(made, *args, **kwargs).result()
+            result: R = thread.submit(made, *args, **kwargs).result()
         machine_code = made
         if not kwargs:
             known.add(kinds)
@@ -77,7 +77,6 @@ def _raise_heard(error: SystemError) -> None:
         raise cause from None
 
 
-@functools.cache
 def _made(function: Callable[P, R]) -> Callable[P, R]:
     from numba import njit  # takes a while, and few need it
 

@@ -69,7 +69,8 @@ class RowTrees:
         self._numbers = np.full((6, rows, most + 1), -1)
         self._numbers[_TOKEN], self._numbers[_DEPTH] = 0, 0
         self._numbers[_TOKEN, :, 0] = roots
-        self.sizes, self.law = np.ones(rows, np.int64), Deterministic
+        self.sizes = np.ones(rows, np.int64)
+        self.law: type[Proposal] = Deterministic
         self.notes: tuple[object, ...] = ()
         self._leaves = np.zeros(rows, np.int64)  # the first of every row
         self._requested, self._level = np.zeros(rows, np.int64), 0

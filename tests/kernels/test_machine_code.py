@@ -29,6 +29,23 @@ def test_a_loop_gives_what_python_gives():
     assert np.allclose(compiled(running_product)(values), values.cumprod(), rtol=1e-14)
 
 
+@compiled
+def doubled(value):
+    return 2 * value
+
+
+@compiled
+def doubled_sum(values):
+    total = 0.0
+    for value in values:
+        total += doubled(value)
+    return total
+
+
+def test_machine_code_calls_machine_code():
+    assert doubled_sum(np.array([1.0, 2.5])) == 7 == doubled(3.5)
+
+
 def test_code_that_cannot_be_kept_is_compiled_anew(monkeypatch):
     asked = []
     njit = numba.njit

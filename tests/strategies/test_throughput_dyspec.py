@@ -154,7 +154,7 @@ def nodes_of(
 
 def growing(
     policy: ThroughputDySpec,
-    histories: Sequence[AcceptanceHistory],
+    histories: Sequence[object],
     views: Sequence[RowView],
     seed: int = 0,
 ) -> Any:
@@ -269,14 +269,13 @@ def test_a_budget_of_one_node_is_spent(rates: list[float], node: float) -> None:
 def test_while_nothing_is_drafted_few_rounds_ask_whether_a_tree_pays(monkeypatch) -> None:
     policy, history = ThroughputDySpec(law="top-k"), AcceptanceHistory()
     dear = PassCosts(PassTable([(1, 1, 0, 1.0), (2, 1, 0, 3.0)]))
-    weighed: list[int] = []
-    made = throughput_dyspec.PayingNodes
-    monkeypatch.setattr(
-        throughput_dyspec,
-        "PayingNodes",
-        lambda *args, **options: weighed.append(turn) or made(*args, **options),
-    )
-    turn = 0
+    turn, weighed = 0, list[int]()
+
+    def noted(*args: Any, **options: Any) -> PayingNodes:
+        weighed.append(turn)
+        return PayingNodes(*args, **options)
+
+    monkeypatch.setattr(throughput_dyspec, "PayingNodes", noted)
     while turn < 42:
         (tree,) = grown_from(policy, [history], dear)
         assert len(tree) == 1
