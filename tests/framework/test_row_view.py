@@ -262,10 +262,10 @@ def test_the_rest_of_a_round_is_timed_as_rounds_of_that_temperature(
 
 def test_the_growth_of_a_layer_counts_with_its_draft_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """A deep tree takes longer outside of its passes than a flat one of as many nodes."""
-    grow, layer = ThroughputDySpec.grow, 0.05
+    grow, layer = ThroughputDySpec.grow_together, 0.05
 
     def slow(policy: ThroughputDySpec, *args: Any) -> Any:
-        growing = grow(policy, *args)
+        growing: Any = grow(policy, *args)
         try:
             asked = next(growing)
             while True:
@@ -274,7 +274,7 @@ def test_the_growth_of_a_layer_counts_with_its_draft_call(monkeypatch: pytest.Mo
         except StopIteration as finished:
             return finished.value
 
-    monkeypatch.setattr(ThroughputDySpec, "grow", slow)
+    monkeypatch.setattr(ThroughputDySpec, "grow_together", slow)
     measured = measure_costs(
         ToyBackend(TARGET), drafter(DRAFT), nodes=(1, 2), contexts=(4,), repetitions=1, temperature=0.0
     )
