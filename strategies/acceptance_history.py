@@ -137,7 +137,7 @@ class AcceptanceHistory:
     Attributes:
         counts: of judged children, `2 * RANKS * BINS + 2 * DEPTHS` float64 numbers: by rank and bin of the
             probability, then the accepted ones among them; first children by depth, then the accepted ones
-            among them. Bytes are a value, and those of many rows are one array at once.
+            among them. Bytes are a value, and many rows of them are one array at once.
         tokens: emitted.
         time: of the rounds, in rounds of ordinary decoding of the same rows.
         faded: what one of `counts` is worth: older rounds count less, and only the new ones are written.

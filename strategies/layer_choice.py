@@ -1,4 +1,4 @@
-"""Which children of a layer are kept and which leaves get children, over all rows, as machine code."""
+"""Choice, as machine code, of the children of a layer and of the leaves that get some, over all rows."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def choose_children(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats, Floats]:
     """Choose how many children of every node are kept, of those that were drawn.
 
-    A child counts by its value, which is the estimated probability that it is accepted. Of a sampled child
+    A child counts by its value, which is the estimated probability that it is accepted. For a sampled child
     that is the usual one of its rank, until it is kept: nothing is decided on it by its own token.
 
     Args:
@@ -131,7 +131,7 @@ def choose_children(
         known: whether the children are the most likely tokens, so that no chance decides on them.
 
     Returns:
-        Kept children by node, `[rows, nodes]`, and by row. Of the kept ones of each row, by parent and rank:
+        Kept children by node, `[rows, nodes]`, and by row. For the kept ones of each row, by parent and rank:
         the estimated probability that they are accepted, and the draft's probability, given that the earlier
         siblings failed, `[rows, most]`.
     """

@@ -44,7 +44,7 @@ class PayingNodes:
         time: of the round so far, in rounds of ordinary decoding.
         chances: for each row, the draft's probability of every node, given that its earlier siblings failed.
         width: leaves of a row that get children in the next layer, at most; 0 where the trees end.
-        opened: their places among those of their row, int64 `[rows, width]`.
+        opened: their places in the row, counted from its first leaf, int64 `[rows, width]`.
         numbers: of them in every row, int64 `[rows]`.
         most_children: of one of them. The values of a layer are about 1 together, and the largest come
             first. So the n-th node that is added to all rows brings about 1/n a row, besides those that a

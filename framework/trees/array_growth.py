@@ -18,7 +18,7 @@ from draftwood.trees.tree_batch import TreeBatch
 
 
 class ArrayGrowth:
-    """What `Growth` is for rows that grow one by one: requests to the draft, answers, and trees.
+    """Requests to the draft, answers and trees, as `Growth` has them for rows that grow one by one.
 
     Attributes:
         plan: None: no drafter grows these trees by itself.

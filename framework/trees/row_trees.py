@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
+from draftwood.base.errors import InvalidTree
 from draftwood.kernels.machine_code import compiled
 from draftwood.laws.proposals import Deterministic, Proposal
 
@@ -87,21 +88,39 @@ class RowTrees:
         """Ask for children of leaves; the answer is a `LayerChildren`, some of which `add` takes.
 
         Args:
-            places: of the leaves, among those of their row that were added last.
+            places: numbers of leaves, counted from the first one that was added last in the row.
             counts: leaves of every row; what follows in `places` is padding.
             law: the class of a law, the same for the whole tree.
             children: of a leaf at most; fewer are drawn where fewer tokens have probability above 0.
+
+        Raises:
+            InvalidTree: a place where there is no leaf.
         """
         self.law, self._counts = law, counts
-        self._opened, tokens, parents = _opened(
-            self._numbers, places, counts, self._leaves, self._requested, self._level
+        self._opened, tokens, parents, wrong = _opened(
+            self._numbers, places, counts, self._leaves, self.sizes, self._requested, self._level
         )
+        if wrong >= 0:
+            raise InvalidTree(
+                f"Row {wrong} opens a leaf that it does not have: places {places[wrong].tolist()} of "
+                f"{self.sizes[wrong] - self._leaves[wrong]} leaves; give places of the last ones added."
+            )
         self._level += 1
         return Layer(tokens, parents, counts.tolist(), law, children)
 
     def add(self, drawn: LayerChildren, kept: Int[np.ndarray, "rows nodes"]) -> None:
-        """Add the first `kept` children of every opened leaf; they are the next leaves, in this order."""
-        _add(self._numbers, self._opened, self._counts, drawn.tokens, kept, self.sizes, self._leaves)
+        """Add the first `kept` children of every opened leaf; they are the next leaves, in this order.
+
+        Raises:
+            InvalidTree: more children than were drawn, or more nodes than there is room for.
+        """
+        wrong = _add(self._numbers, self._opened, self._counts, drawn.tokens, kept, self.sizes, self._leaves)
+        if wrong >= 0:
+            raise InvalidTree(
+                f"Row {wrong} keeps {kept[wrong].tolist()} children of its leaves, of at most "
+                f"{drawn.tokens.shape[2]} that were drawn, and has {self.sizes[wrong]} of "
+                f"{self._numbers.shape[2]} nodes; keep fewer."
+            )
 
     def finish(self, *, notes: Sequence[object] = ()) -> RowTrees:
         """Returns the trees, with a `TokenTree.note` for every row."""
@@ -126,14 +145,22 @@ def _opened(
     places: NDArray[np.int64],
     counts: NDArray[np.int64],
     leaves: NDArray[np.int64],
+    sizes: NDArray[np.int64],
     requested: NDArray[np.int64],
     level: int,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Number the opened leaves as requests; returns them, their tokens, and their parents' numbers."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]:
+    """Number the opened leaves as requests; returns them, their tokens, and their parents' numbers.
+
+    And a row that opens what is no leaf of its; -1 where none does.
+    """
     opened = np.full(places.shape, -1)
     tokens, parents = np.zeros(places.shape, np.int64), np.full(places.shape, -1)
+    wrong = -1
     for row in range(len(counts)):
         for column in range(counts[row]):
+            if column >= places.shape[1] or not 0 <= places[row, column] < sizes[row] - leaves[row]:
+                wrong = row
+                break
             node = leaves[row] + places[row, column]
             parent = numbers[_PARENT, row, node]
             opened[row, column], tokens[row, column] = node, numbers[_TOKEN, row, node]
@@ -142,7 +169,7 @@ def _opened(
             numbers[_REQUEST, row, node] = requested[row]
             numbers[_LEVEL, row, node], numbers[_COLUMN, row, node] = level, column
             requested[row] += 1
-    return opened, tokens, parents
+    return opened, tokens, parents, wrong
 
 
 @compiled
@@ -154,9 +181,19 @@ def _add(
     kept: NDArray[np.int64],
     sizes: NDArray[np.int64],
     leaves: NDArray[np.int64],
-) -> None:
-    """Write the first `kept` children of the opened leaves behind the nodes so far."""
+) -> int:
+    """Write the first `kept` children of the opened leaves after the nodes so far.
+
+    Returns a row that keeps more than there are, or than there is room for; -1 where none does.
+    """
     for row in range(len(counts)):
+        added = 0
+        for column in range(counts[row]):
+            if column >= kept.shape[1] or not 0 <= kept[row, column] <= tokens.shape[2]:
+                return row
+            added += kept[row, column]
+        if sizes[row] + added > numbers.shape[2]:
+            return row
         leaves[row] = sizes[row]
         for column in range(counts[row]):
             parent = opened[row, column]
@@ -165,3 +202,4 @@ def _add(
                 numbers[_TOKEN, row, node], numbers[_PARENT, row, node] = tokens[row, column, rank], parent
                 numbers[_DEPTH, row, node] = numbers[_DEPTH, row, parent] + 1
                 sizes[row] += 1
+    return -1

@@ -30,7 +30,6 @@ from draftwood import (
     WithReplacement,
 )
 from draftwood.policies import StaticTree
-from draftwood.protocols import policy_states
 from draftwood.protocols.shape import check_shape
 from draftwood.testing import LawBroken
 from draftwood.testing.checks.strategy_checks import checks_for
@@ -179,9 +178,20 @@ class Odd(Together):
             yield trees.open(
                 np.zeros((rows, 1), np.int64), np.ones(rows, np.int64), TopThenSample, children=1
             )
+        elif self.how == "leaf":
+            yield trees.open(np.full((rows, 1), 1), np.ones(rows, np.int64), self.law, children=1)
+        elif self.how in ("drawn", "room"):
+            children = 2 if self.how == "drawn" else 8
+            places = np.zeros((rows, 1), np.int64)
+            drawn = yield trees.open(places, np.ones(rows, np.int64), self.law, children=children)
+            trees.add(drawn, np.full((rows, 1), min(children + 1, 6)))
         elif self.how == "yields":
             yield 3
         return trees if self.how == "returns" else 7
+
+
+def even(path: Sequence[int]) -> torch.Tensor:
+    return torch.full((9,), 1 / 9)
 
 
 @pytest.mark.parametrize(
@@ -189,13 +199,16 @@ class Odd(Together):
     [
         ("nothing", "asks for no node at all; leave the layer out"),
         ("law", "opens nodes by TopThenSample, whose children need more than arrays hold; write `grow`"),
+        ("leaf", r"Row 1 opens a leaf that it does not have: places \[1\] of 1 leaves"),
+        ("drawn", r"Row 0 keeps \[3\] children of its leaves, of at most 2 that were drawn"),
+        ("room", r"Row 0 keeps \[6\] children of its leaves, of at most 8 .* has 1 of 5 nodes; keep fewer"),
         ("yields", "yielded int; yield what RowTrees.open gives"),
         ("", "returned int; return what RowTrees.finish gives"),
     ],
 )
 def test_what_is_no_growth_is_told_in_one_sentence(how: str, message: str) -> None:
     with pytest.raises(InvalidTree, match=message):
-        policy_states.growth(Odd(how=how), [1, 2], [CounterRandomness(0), CounterRandomness(1)], [None] * 2)
+        grown(Odd(how=how), [1, 2], [CounterRandomness(0), CounterRandomness(1)], [even, even])
 
 
 def test_one_without_a_growth_of_all_rows_is_refused() -> None:
