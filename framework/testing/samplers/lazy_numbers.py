@@ -110,10 +110,14 @@ class LazyChance:
             raise CannotEnumerate(
                 f"A random number is rounded to one of {ends[1] - ends[0] + 1} whole numbers; give samples=."
             )
-        for one in range(ends[0], ends[1]):
-            if self.below(number, lambda value, one=one: rounded(value) <= one, one + 1):  # type: ignore[misc]
-                return one
-        return ends[1]
+        low, high = ends
+        while low < high:  # halves make few choices of many numbers
+            middle = (low + high) // 2
+            if self.below(number, lambda value, middle=middle: rounded(value) <= middle, middle + 1):  # type: ignore[misc]
+                high = middle
+            else:
+                low = middle + 1
+        return low
 
     def next_to_never(self, number: LazyNumber, holds: Callable[[Any], bool]) -> bool:
         """Returns whether a number of which nothing is known meets a condition with next to no probability.

@@ -18,10 +18,12 @@ from draftwood.laws.proposals import (
     WithReplacement,
 )
 from draftwood.testing.diagnosis.chi_square import SIGNIFICANCE, ChiSquareResult, chi_square_test
+from draftwood.testing.diagnosis.intervals import CannotEnumerate
 from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.diagnosis.tree_text import tree_as_text
 from draftwood.testing.proofs.lossless import JointLaw, target_law
 from draftwood.testing.samplers.continued_laws import Emitted, Text, continued, written_on
+from draftwood.testing.samplers.cpu_limits import CpuLimit
 from draftwood.testing.samplers.further_drafts import further_evidence
 from draftwood.testing.samplers.ordinary_calls import CALLS, FEWER_CALLS
 from draftwood.testing.samplers.rare_faults import name_of_rare
@@ -68,6 +70,7 @@ def prove_sampler(
     tolerance: float | None = None,
     settings: Sequence[SamplingParams] = (PLAIN,),
     seed: int = 0,
+    cpu_seconds: float = 60.0,
 ) -> SamplerReport:
     """Prove that `sampler` emits the target's law; takes what `measure_sampler` takes.
 
@@ -95,6 +98,7 @@ def prove_sampler(
         dtype=dtype,
         settings=settings,
         seed=seed,
+        cpu_seconds=cpu_seconds,
     )
     name = getattr(sampler, "__name__", None) or repr(sampler)
     if tolerance is not None:
@@ -130,6 +134,7 @@ def measure_sampler(
     dtype: torch.dtype = torch.float64,
     settings: Sequence[SamplingParams] = (PLAIN,),
     seed: int = 0,
+    cpu_seconds: float = 60.0,
 ) -> SamplerReport:
     """The law of the tokens that `sampler` emits, on toy models, against the target's.
 
@@ -166,9 +171,12 @@ def measure_sampler(
             proved; in a batch rows of all of them are mixed. `case.target_probs` is the distribution after
             them, `case.target_logits` the logits before.
         seed: of the samples, or of the random points at which interval splitting tests itself.
+        cpu_seconds: that a verdict may take: two thirds to list outcomes, the rest to name a mistake.
+            `samples` are drawn however long it takes.
 
     Raises:
-        CannotEnumerate: chance that has no finite list of outcomes; give samples.
+        CannotEnumerate: chance that has no finite list of outcomes, or a list that takes too long; give
+            samples.
         InvalidInput: arguments that do not go together.
     """
     if batched and samples is None:
@@ -180,7 +188,8 @@ def measure_sampler(
     if not settings:
         raise InvalidInput("settings is empty; give at least one SamplingParams.")
     _check_dtype(dtype, settings)
-    checked = CheckedSampler(sampler, dtype, uniforms, seed)
+    limit = CpuLimit(cpu_seconds)
+    checked = CheckedSampler(sampler, dtype, uniforms, seed, limit.check)
     errors, expected, worst = {}, {}, _Worst()
     tests: list[ChiSquareResult] = []
     named_models = sampler_models(vocab_size) if models is None else models
@@ -233,7 +242,7 @@ def measure_sampler(
             raise missed_pieces()
     more = partial(
         further_evidence,
-        CheckedSampler(sampler, dtype, uniforms, seed),
+        CheckedSampler(sampler, dtype, uniforms, seed, limit.check_naming),
         max(target.vocab_size for target, _ in named_models.values()),
         parents=parents,
         law=law,
@@ -335,7 +344,12 @@ def _likely(checked: CheckedSampler, worst: _Worst, more: Callable[[range], Evid
         return name_of_rare(at, words, worst.evidence, checked.outcome, checked.call)
     # Where it raises, another mistake came before: a wrong test, which finds a residual empty.
     returned = [(draft, law) for draft, law in worst.evidence if RAISED not in law]
-    return "" if worst.error < 1e-9 or not returned else likely_mistake(returned, more, 1e-6)
+    if worst.error < 1e-9 or not returned:
+        return ""
+    try:
+        return likely_mistake(returned, more, 1e-6)
+    except CannotEnumerate:  # it takes too long, and the verdict is known without it
+        return ""
 
 
 def _chance(possible: Sequence[Draft], emitted: Sequence[Emitted], tokens: Text, index: int) -> float:

@@ -58,6 +58,9 @@ _REPEATS = 12
 _EVERY = 4
 """Where uniforms are given, the first and every fourth call on a draft is repeated."""
 
+_ALL_TWICE = 64
+"""Outcomes of a draft that are all run twice; of further ones every fourth is."""
+
 _MORE_TRIALS = 8000
 """Points that the enumeration of a draft must foretell before a verdict against, where uniforms are given."""
 
@@ -74,6 +77,7 @@ class CheckedSampler:
         dtype: of probabilities; uniforms are float32 at least.
         uniforms: how many it takes; None: it draws its own.
         seed: of random points or samples.
+        check_time: raises `CannotEnumerate` where the enumeration takes too long.
         calls: of the sampler so far.
         fault: the first thing that none may do, in words.
         resolution: how far an outcome's probability may be off, since uniforms have few bits.
@@ -85,6 +89,7 @@ class CheckedSampler:
     dtype: torch.dtype
     uniforms: int | None
     seed: int
+    check_time: Callable[[], None] = lambda: None
     calls: int = 0
     fault: str = ""
     resolution: float = 0.0
@@ -114,6 +119,7 @@ class CheckedSampler:
         def with_uniforms(u: Sequence[float]) -> Text:
             case = attrs.evolve(draft.case, uniforms=torch.tensor(u, dtype=wide(self.dtype)))
             run = partial(self.call, draft, case)
+            self.check_time()
             again = repeated or next(points) % _EVERY == 0
             return self._twice(run) if again else run()
 
@@ -134,7 +140,9 @@ class CheckedSampler:
                     )
                 return text, own.taken
 
-            return self._twice(run)[0]
+            self.check_time()
+            number = next(points)
+            return self._twice(run, once=number > _ALL_TWICE and number % _EVERY > 0)[0]
 
         outcomes: Iterable[tuple[float, Text]]
         if self.uniforms is None:
@@ -190,6 +198,7 @@ class CheckedSampler:
             self.calls = calls
             return
         for draft, _ in evidence:
+            self.check_time()
             run = partial(self.outcome, draft)
             if len({run() for _ in range(_REPEATS)}) > 1:
                 raise _unseen(source_of(run) or "chance that is not seen here")
@@ -208,13 +217,17 @@ class CheckedSampler:
         if self.uniforms is not None:
             return
         before = self.calls
+
+        def call(draft: Draft) -> Text:
+            self.check_time()
+            return self.call(draft, draft.case)
+
         try:
-            compare_with_calls(
-                lambda draft: self.call(draft, draft.case), evidence, calls=calls, seed=self.seed
-            )
+            compare_with_calls(call, evidence, calls=calls, seed=self.seed)
         except CannotEnumerate:
+            self.check_time()
             for draft, _ in evidence:
-                run = partial(self.call, draft, draft.case)
+                run = partial(call, draft)
                 if not differs_from_one_seed(run, calls=REPEATED // len(evidence), seed=self.seed):
                     continue
                 if found := source_of(partial(self.outcome, draft)):
@@ -236,8 +249,16 @@ class CheckedSampler:
     def _with_uniforms(self, draft: Draft) -> SamplerCase:
         return attrs.evolve(draft.case, uniforms=torch.rand(self.uniforms or 0, dtype=wide(self.dtype)))
 
-    def _twice(self, run: Callable[[], T]) -> T:
-        """Returns what `run` gives; raises `UnseenChance` unless it gives it again and draws nothing else."""
+    def _twice(self, run: Callable[[], T], *, once: bool = False) -> T:
+        """Returns what `run` gives; raises `UnseenChance` unless it gives it again and draws nothing else.
+
+        With `once` it is not asked to give it again, which takes half of the time.
+        """
+        if once:
+            try:
+                return run()
+            except UnseenChance:
+                raise _unseen(source_of(run) or "chance that is not seen here") from None
         before = process_states()
         given: list[T] = []
         with contextlib.suppress(UnseenChance):
