@@ -26,11 +26,11 @@ class CpuLimit:
 
     def check(self) -> None:
         """Raise `CannotEnumerate` if the time for listing outcomes is over."""
-        if self._spent() > _OF_OUTCOMES * self.seconds:
+        most = _OF_OUTCOMES * self.seconds
+        if self._spent() > most:
             raise CannotEnumerate(
-                f"Its outcomes take more than {_OF_OUTCOMES * self.seconds:.3g} CPU seconds to list, so there "
-                f"is no verdict; give samples=, cpu_seconds= above {self.seconds:g}, fewer drafted tokens or a "
-                "smaller vocabulary."
+                f"Its outcomes take more than {most:.3g} CPU seconds to list, so there is no verdict; give "
+                f"samples=, more than cpu_seconds={self.seconds:g}, or fewer drafted or possible tokens."
             )
 
     def check_naming(self) -> None:

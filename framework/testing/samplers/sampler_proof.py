@@ -36,6 +36,7 @@ from draftwood.testing.samplers.sampler_cases import (
     drafts,
     sampler_models,
 )
+from draftwood.testing.samplers.sampler_errors import name_of
 from draftwood.testing.samplers.sampler_mistakes import Evidence, likely_mistake
 from draftwood.testing.samplers.sampler_report import SamplerReport
 from draftwood.testing.samplers.sampler_runs import CheckedSampler, Sampler, missed_pieces
@@ -100,7 +101,7 @@ def prove_sampler(
         seed=seed,
         cpu_seconds=cpu_seconds,
     )
-    name = getattr(sampler, "__name__", None) or repr(sampler)
+    name = name_of(sampler)
     if tolerance is not None:
         report = attrs.evolve(report, tolerance=tolerance)
     what = ""
@@ -248,19 +249,20 @@ def measure_sampler(
         law=law,
         settings=settings,
     )
+    # Uniforms of bfloat16 or float16 bias a sampler: theirs is no rounding error that one may have.
+    tolerance = exact + min(checked.resolution, _FINE)
     return SamplerReport(
         errors=errors,
         expected_tokens=expected,
         calls=checked.calls,
         fault=checked.fault,
         counterexample=worst.text,
-        likely=_likely(checked, worst, more) if samples is None else "",
+        likely=_likely(checked, worst, more, tolerance) if samples is None else "",
         p_value=min(1.0, len(tests) * min(drawn.p_value for drawn in tests)) if tests else None,
         smallest_bias=max(drawn.smallest_bias for drawn in tests) if tests else None,
         resolution=checked.resolution,
         fault_chance=checked.fault_chance if samples is None and checked.fault else None,
-        # Uniforms of bfloat16 or float16 bias a sampler: theirs is no rounding error that one may have.
-        tolerance=exact + min(checked.resolution, _FINE),
+        tolerance=tolerance,
     )
 
 
@@ -338,13 +340,15 @@ def _told(settings: SamplingParams) -> str:
     return ", ".join(f"{name}={value:g}" for name, value in given.items() if value is not None)
 
 
-def _likely(checked: CheckedSampler, worst: _Worst, more: Callable[[range], Evidence]) -> str:
+def _likely(
+    checked: CheckedSampler, worst: _Worst, more: Callable[[range], Evidence], tolerance: float
+) -> str:
     if checked.fault_at is not None and worst.error < 1e-6:
         at, words = checked.fault_at, checked.fault
         return name_of_rare(at, words, worst.evidence, checked.outcome, checked.call)
     # Where it raises, another mistake came before: a wrong test, which finds a residual empty.
     returned = [(draft, law) for draft, law in worst.evidence if RAISED not in law]
-    if worst.error < 1e-9 or not returned:
+    if worst.error <= (1e-9 if checked.fault else tolerance) or not returned:
         return ""
     try:
         return likely_mistake(returned, more, 1e-6)

@@ -30,8 +30,10 @@ from draftwood.testing.samplers.rounded_models import wide
 from draftwood.testing.samplers.sampler_cases import Draft, SamplerCase, copied, likely_breaks
 from draftwood.testing.samplers.sampler_errors import (
     comes_of_enumeration,
+    in_plain_words,
     may_come_of_enumeration,
     raise_where_it_is_no_fault,
+    without_exits,
 )
 from draftwood.testing.samplers.single_precision import computes_in_float32
 from draftwood.testing.samplers.torch_randomness import RAISED, followed_generators, torch_randomness
@@ -287,8 +289,8 @@ class CheckedSampler:
                 except Exception:  # another one will be met by itself
                     continue
         raise CannotEnumerate(
-            f"It raises {type(error).__name__} ({error}) where its random numbers are not drawn yet, and not "
-            f"in {_TRIALS} calls with ordinary ones, so these numbers may be the reason; give samples=."
+            f"It raises an error ({in_plain_words(error)}) where its random numbers are not drawn yet, and "
+            f"not in {_TRIALS} calls with ordinary ones, so these numbers may be the reason; give samples=."
         ) from error
 
     def sampled(
@@ -325,13 +327,14 @@ class CheckedSampler:
     def _batch(self, batch: SamplerCase) -> Any:
         self.calls += len(batch.draft_tokens)
         try:
-            return self.sampler(copied(batch))
+            with without_exits():
+                return self.sampler(copied(batch))
         except DraftwoodError:
             raise
         except Exception as error:
             raise_where_it_is_no_fault(error)
             raise LawBroken(
-                f"The sampler raises ({type(error).__name__}: {error}) on a batch of "
+                f"The sampler raises ({in_plain_words(error)}) on a batch of "
                 f"{len(batch.draft_tokens)} drafts."
             ) from error
 
@@ -349,12 +352,11 @@ class CheckedSampler:
         except Exception as error:
             raise_where_it_is_no_fault(error)
             if comes_of_enumeration(error):
-                what = f"{type(error).__name__}: {error}".partition("\n")[0]
                 raise CannotEnumerate(
-                    f"Its random numbers cannot be followed ({what}); give samples=."
+                    f"Its random numbers cannot be followed ({in_plain_words(error)}); give samples=."
                 ) from error
             self._error = error
-            self._blame(draft, RAISED, f"raises ({type(error).__name__}: {error})", case)
+            self._blame(draft, RAISED, f"raises ({in_plain_words(error)})", case)
             return RAISED
         text = as_tokens(emitted)
         self._judge(draft, text, case)
@@ -362,8 +364,9 @@ class CheckedSampler:
 
     def _emitted(self, case: SamplerCase) -> Any:
         """Returns what the sampler returns; a generator draws while it is read."""
-        emitted = self.sampler(copied(case))
-        return list(emitted) if isinstance(emitted, Iterator) else emitted
+        with without_exits():
+            emitted = self.sampler(copied(case))
+            return list(emitted) if isinstance(emitted, Iterator) else emitted
 
     def _judge(self, draft: Draft, text: Text, case: SamplerCase | None = None) -> None:
         if not self.fault and (draft, text) not in self._possible:
