@@ -49,12 +49,12 @@ def of_sum(form: Form | None, rate: float, c: float) -> FormAndRate:
 
 
 def of_negative(form: Form | None, rate: float) -> FormAndRate:
-    """Returns those of the negative number."""
+    """Returns the form and the rate of the negative number."""
     return _NEGATED.get(form) if form else None, rate
 
 
 def of_product(form: Form | None, rate: float, c: float) -> FormAndRate:
-    """Returns those of the product with `c`, which is not negative."""
+    """Returns the form and the rate of the product with `c`, which is not negative."""
     if form in (Form.TIME, Form.MINUS_TIME):
         return form, rate / c if c else math.inf
     if form is Form.INVERSE:
@@ -63,26 +63,26 @@ def of_product(form: Form | None, rate: float, c: float) -> FormAndRate:
 
 
 def of_quotient(form: Form | None, rate: float, c: float) -> FormAndRate:
-    """Returns those of the number divided by `c`, which is not negative."""
+    """Returns the form and the rate of the number divided by `c`, which is not negative."""
     if form in (Form.TIME, Form.MINUS_TIME):
         return form, rate * c
     return (form, rate / c if c else math.inf) if form is Form.INVERSE else _NONE
 
 
 def of_inverse(form: Form | None, rate: float, c: float) -> FormAndRate:
-    """Returns those of `c` divided by the number; `c` is not negative."""
+    """Returns the form and the rate of `c`, which is not negative, divided by the number."""
     if form is Form.TIME:
         return Form.INVERSE, rate * c
     return (Form.TIME, rate / c if c else math.inf) if form is Form.INVERSE else _NONE
 
 
 def of_logarithm(form: Form | None, rate: float) -> FormAndRate:
-    """Returns those of the natural logarithm."""
+    """Returns the form and the rate of the natural logarithm."""
     return _LOGARITHM.get(form) if form else None, rate
 
 
 def of_exponential(form: Form | None, rate: float) -> FormAndRate:
-    """Returns those of the exponential."""
+    """Returns the form and the rate of the exponential."""
     if form is Form.MINUS_TIME and rate == 1:
         return Form.UNIFORM, rate
     return _EXPONENTIAL.get(form) if form else None, rate
