@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
+
+_Operator = TypeVar("_Operator", bound=Callable[[Any, Any], Any])
 
 
 def divided(x: Any, c: Any) -> Any:
@@ -26,11 +28,11 @@ def ndtri(u: Any) -> Any:
     return np.float64(torch.special.ndtri(torch.tensor(float(u), dtype=torch.float64)))
 
 
-def with_one(operator: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def with_one(operator: _Operator) -> _Operator:
     """Returns `operator`, which leaves arrays and tensors of several numbers to their own operators."""
 
     def combined(one: Any, other: Any) -> Any:
         several = isinstance(other, (torch.Tensor, np.ndarray)) and other.ndim
         return NotImplemented if several else operator(one, other)
 
-    return combined
+    return cast(_Operator, combined)
