@@ -32,8 +32,7 @@ MOST_INTEGERS = 4096
 FEW_INTEGERS = 64
 """Whole numbers that are drawn at once, at most; among more a draw waits until one is compared or needed."""
 
-NOT_DRAWN = "<a random number that is not drawn yet>"
-"""What is printed for a random number."""
+NOT_DRAWN = "<a random number that is not drawn yet>"  # what is printed for one
 
 
 @attrs.define(eq=False)
