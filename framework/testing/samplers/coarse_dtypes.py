@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from draftwood.testing.diagnosis.intervals import CannotEnumerate
+
 
 def is_coarse(dtype: torch.dtype) -> bool:
     """Returns whether numbers of this dtype are floats of fewer than 32 bits."""
@@ -20,6 +22,16 @@ def coarse_name(one: Any) -> str:
     dtype = getattr(one, "dtype", None)
     coarse = is_coarse(dtype) if isinstance(dtype, torch.dtype) else dtype == np.float16
     return str(dtype).removeprefix("torch.") if coarse else ""
+
+
+def in_full(other: Any) -> Any:
+    """Returns a number or an array, unless random numbers that meet it may be rounded."""
+    if coarse := coarse_name(other):
+        raise CannotEnumerate(
+            f"A random number of Python meets numbers of {coarse}, to which it may be rounded; compute in "
+            "float32, or give samples=."
+        )
+    return other
 
 
 @functools.cache

@@ -10,7 +10,8 @@ def forbidden(draft: Draft, text: Text) -> str:
     """Returns the fault of `text` whatever its probability, in words; empty if it has none."""
     most, target = draft.tree.depth + 1, draft.target
     if not 1 <= len(text) <= most:
-        return f"emits {text}; a draft of depth {most - 1} gives 1 to {most} tokens"
+        may = f"1 to {most} tokens" if most > 1 else "1 token"
+        return f"emits {text}; a draft of depth {most - 1} gives {may}"
     for position, token in enumerate(text):
         if not 0 <= token < target.vocab_size:
             return f"emits {text}; token {token} does not exist"

@@ -51,6 +51,9 @@ def further_evidence(
         vocab_size: that the models of the proof have.
         rounds: their numbers; each has other models of the same kinds.
         parents, law, settings: as the proof has them.
+
+    Raises:
+        CannotEnumerate: of `checked.check_time`, where it takes too long.
     """
     evidence = []
     most = checked.calls + (_MOST_CALLS if checked.uniforms is None else _MOST_POINTS)
@@ -58,6 +61,7 @@ def further_evidence(
     for number, more, sharpness, one in itertools.product(rounds, sizes, _SHARPNESS, settings):
         if checked.calls > most:
             break
+        checked.check_time()
         seed = 1000 + 100 * number + 10 * more + 2 * _SHARPNESS.index(sharpness)
         target = ToyModel(vocab_size + more, seed, sharpness=sharpness)
         draft = ToyModel(vocab_size + more, seed + 1, near=target if number % 2 else None)

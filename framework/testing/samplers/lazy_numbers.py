@@ -13,9 +13,10 @@ from torch import Tensor
 
 from draftwood.laws.randomness import Randomness
 from draftwood.testing.diagnosis.intervals import CannotEnumerate
-from draftwood.testing.samplers.coarse_dtypes import coarse_name
+from draftwood.testing.samplers import number_forms
+from draftwood.testing.samplers.coarse_dtypes import in_full
 from draftwood.testing.samplers.number_forms import LARGEST_WINS, SMALLEST_WINS, Form
-from draftwood.testing.samplers.number_functions import divided, log, ndtri
+from draftwood.testing.samplers.number_functions import divided, log, ndtri, with_one
 from draftwood.testing.samplers.reachable_weights import drawn_several
 from draftwood.testing.samplers.turning_points import turning_point
 
@@ -31,8 +32,7 @@ MOST_INTEGERS = 4096
 FEW_INTEGERS = 64
 """Whole numbers that are drawn at once, at most; among more a draw waits until one is compared or needed."""
 
-
-_NO_FORM: Form | None = None
+NOT_DRAWN = "<a random number that is not drawn yet>"  # what is printed for one
 
 
 @attrs.define(eq=False)
@@ -110,10 +110,14 @@ class LazyChance:
             raise CannotEnumerate(
                 f"A random number is rounded to one of {ends[1] - ends[0] + 1} whole numbers; give samples=."
             )
-        for one in range(ends[0], ends[1]):
-            if self.below(number, lambda value, one=one: rounded(value) <= one, one + 1):  # type: ignore[misc]
-                return one
-        return ends[1]
+        low, high = ends
+        while low < high:  # halves make few choices of many numbers
+            middle = (low + high) // 2
+            if self.below(number, lambda value, middle=middle: rounded(value) <= middle, middle + 1):  # type: ignore[misc]
+                high = middle
+            else:
+                low = middle + 1
+        return low
 
     def next_to_never(self, number: LazyNumber, holds: Callable[[Any], bool]) -> bool:
         """Returns whether a number of which nothing is known meets a condition with next to no probability.
@@ -165,7 +169,7 @@ class LazyChance:
         return [*drawn, *(place for place in range(len(numbers)) if place not in drawn)][:count]
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class LazyNumber:
     """A monotone function of a uniform that is not drawn yet.
 
@@ -202,86 +206,60 @@ class LazyNumber:
         low, high, _ = self.chance.bounds(self.base)
         return self.value(low), self.value(high - 1)
 
+    def __repr__(self) -> str:
+        return NOT_DRAWN
+
+    @with_one
     def __add__(self, other: Any) -> LazyNumber:
         c = _number(other)
-        form, rate = _NO_FORM, 1.0
-        if self.form in (Form.GUMBEL, Form.LOG_TIME):
-            form, rate = self.form, self.rate * math.exp(c if self.form is Form.GUMBEL else -c)
-        elif self.form is Form.MINUS_UNIFORM and c == 1:
-            form = Form.UNIFORM
-        elif c == 0:
-            form, rate = self.form, self.rate
-        return self.applied(lambda x: x + c, 1, form, rate)
+        return self.applied(lambda x: x + c, 1, *number_forms.of_sum(self.form, self.rate, c))
 
     __radd__ = __add__
 
     def __neg__(self) -> LazyNumber:
-        pairs = {
-            Form.UNIFORM: Form.MINUS_UNIFORM,
-            Form.TIME: Form.MINUS_TIME,
-            Form.LOG_TIME: Form.GUMBEL,
-        }
-        pairs |= {after: before for before, after in pairs.items()}
-        return self.applied(lambda x: -x, -1, pairs.get(self.form) if self.form else None, self.rate)
+        return self.applied(lambda x: -x, -1, *number_forms.of_negative(self.form, self.rate))
 
+    @with_one
     def __sub__(self, other: Any) -> LazyNumber:
         opposite: Any = -_number(other)
         return self.__add__(opposite)
 
+    @with_one
     def __rsub__(self, other: Any) -> LazyNumber:
         return self.__neg__().__add__(other)
 
+    @with_one
     def __mul__(self, other: Any) -> LazyNumber:
         c = _number(other)
         if c < 0:
             opposite: LazyNumber = self * -c
             return -opposite
-        form, rate = _NO_FORM, 1.0
-        if self.form in (Form.TIME, Form.MINUS_TIME):
-            form, rate = self.form, self.rate / c if c else math.inf
-        elif self.form is Form.INVERSE:
-            form, rate = self.form, self.rate * c
-        elif c == 1:
-            form, rate = self.form, self.rate
-        return self.applied(lambda x: x * c, 1, form, rate)
+        return self.applied(lambda x: x * c, 1, *number_forms.of_product(self.form, self.rate, c))
 
     __rmul__ = __mul__
 
+    @with_one
     def __truediv__(self, other: Any) -> LazyNumber:
         c = _number(other)
         if c < 0:
             opposite: LazyNumber = self / -c
             return -opposite
-        form, rate = _NO_FORM, 1.0
-        if self.form in (Form.TIME, Form.MINUS_TIME):
-            form, rate = self.form, self.rate * c
-        elif self.form is Form.INVERSE:
-            form, rate = self.form, self.rate / c if c else math.inf
-        return self.applied(lambda x: divided(x, c), 1, form, rate)
+        return self.applied(lambda x: divided(x, c), 1, *number_forms.of_quotient(self.form, self.rate, c))
 
+    @with_one
     def __rtruediv__(self, other: Any) -> LazyNumber:
         c = _number(other)
         if c < 0:
             opposite: LazyNumber = -c / self
             return -opposite
-        form, rate = _NO_FORM, 1.0
-        if self.form is Form.TIME:
-            form, rate = Form.INVERSE, self.rate * c
-        elif self.form is Form.INVERSE:
-            form, rate = Form.TIME, self.rate / c if c else math.inf
         ends = self.ends()
         if min(ends) < 0 < max(ends):
             raise CannotEnumerate("A random number of either sign is divided by; give samples=.")
-        return self.applied(lambda x: divided(c, x), -1, form, rate)
+        return self.applied(lambda x: divided(c, x), -1, *number_forms.of_inverse(self.form, self.rate, c))
 
     def log(self) -> LazyNumber:
         """Returns its natural logarithm, -inf of 0."""
-        after = {
-            Form.UNIFORM: Form.MINUS_TIME,
-            Form.TIME: Form.LOG_TIME,
-            Form.INVERSE: Form.GUMBEL,
-        }
-        return self.applied(log, 1, after.get(self.form) if self.form else None, self.rate)
+        return self.applied(log, 1, *number_forms.of_logarithm(self.form, self.rate))
 
     def log1p(self) -> LazyNumber:
         """Returns the logarithm of 1 more."""
@@ -289,10 +267,7 @@ class LazyNumber:
 
     def exp(self) -> LazyNumber:
         """Returns its exponential."""
-        after = {Form.LOG_TIME: Form.TIME, Form.GUMBEL: Form.INVERSE}
-        if self.rate == 1:
-            after[Form.MINUS_TIME] = Form.UNIFORM
-        return self.applied(np.exp, 1, after.get(self.form) if self.form else None, self.rate)
+        return self.applied(np.exp, 1, *number_forms.of_exponential(self.form, self.rate))
 
     def sqrt(self) -> LazyNumber:
         """Returns its root."""
@@ -314,7 +289,7 @@ class LazyNumber:
 
     def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **options: Any) -> Any:
         # numpy gives the entries of arrays as numbers of Python, which do not tell of a float16.
-        held = [np.empty((), object) if isinstance(one, LazyNumber) else _in_full(one) for one in given]
+        held = [np.empty((), object) if isinstance(one, LazyNumber) else in_full(one) for one in given]
         for array, one in zip(held, given, strict=True):
             if isinstance(one, LazyNumber):
                 array[()] = one
@@ -327,6 +302,13 @@ class LazyNumber:
             return self.rounded(*args[1:], *kwargs.values())
         raise CannotEnumerate(f"A random number is given to numpy's {func.__name__}; give samples=.")
 
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from draftwood.testing.samplers.lazy_tensors import LazyTensor  # which needs this module
+
+        _ = [in_full(one) for one in args if not isinstance(one, LazyNumber)]
+        return LazyTensor.__torch_function__(func, types, args, kwargs)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -337,18 +319,22 @@ class LazyNumber:
 
     __pow__ = __rpow__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __abs__ = _refused
 
+    @with_one
     def __lt__(self, other: Any) -> bool:
         c = self._bound(other)
         return self.chance.below(self, lambda x: bool(x < c), c)
 
+    @with_one
     def __le__(self, other: Any) -> bool:
         c = self._bound(other)
         return self.chance.below(self, lambda x: bool(x <= c), c)
 
+    @with_one
     def __gt__(self, other: Any) -> bool:
         c = self._bound(other)
         return c == c and not self <= c
 
+    @with_one
     def __ge__(self, other: Any) -> bool:
         c = self._bound(other)
         return c == c and not self < c
@@ -410,15 +396,5 @@ def searched(heights: Any, numbers: Any, side: str = "left", sorter: Any = None)
 def _number(other: Any) -> Any:
     if isinstance(other, LazyNumber):
         raise CannotEnumerate("Two random numbers are combined with each other; give samples=.")
-    full = _in_full(other)
+    full = in_full(other)
     return full.detach().cpu().numpy()[()] if isinstance(full, Tensor) else full
-
-
-def _in_full(other: Any) -> Any:
-    """Returns a number or an array, unless random numbers that meet it may be rounded."""
-    if coarse := coarse_name(other):
-        raise CannotEnumerate(
-            f"A random number of Python meets numbers of {coarse}, to which it may be rounded; compute in "
-            "float32, or give samples=."
-        )
-    return other

@@ -143,8 +143,9 @@ def _answer(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         return _reshaped(func, args, options)
     if name in _SPECIAL:
         return _SPECIAL[name](*args, **options)
+    told = {"__reduce_ex__": "pickle", "__repr__": "print"}.get(name, name.strip("_"))
     raise CannotEnumerate(
-        f"Random numbers of torch are given to {name}, where they cannot be enumerated: take uniforms as an "
+        f"Random numbers of torch are given to {told}, where they cannot be enumerated: take uniforms as an "
         "argument, or give samples=."
     )
 
@@ -233,8 +234,10 @@ def entries(one: Any) -> Any:
     return held
 
 
-def _lazy(args: Any) -> LazyTensor:
-    return next(one for one in args if isinstance(one, LazyTensor))
+def _lazy(args: Any) -> Any:
+    """Returns the first tensor of random numbers; the first tensor where a number of Python is random."""
+    tensors = [one for one in args if isinstance(one, Tensor)]
+    return next((one for one in tensors if isinstance(one, LazyTensor)), tensors[0])
 
 
 def _reshaped(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -334,6 +337,8 @@ def _item(one: LazyTensor) -> Any:
 
 
 def _searched(heights: Tensor, one: Any, *, right: bool = False, side: str | None = None, **_: Any) -> Tensor:
+    if isinstance(one, LazyNumber) and not isinstance(heights, LazyTensor):
+        return torch.as_tensor(searched(heights.cpu(), one, side or ("right" if right else "left")))
     if not isinstance(one, LazyTensor):
         raise CannotEnumerate("Numbers are searched in random heights; give samples=.")
     if coarse_name(heights) and heights.dtype is not one.dtype:

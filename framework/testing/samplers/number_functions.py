@@ -1,11 +1,14 @@
-"""Functions of drawn numbers that give an infinity without a warning, as torch does."""
+"""Functions of drawn numbers that give an infinity without a warning as torch does, and their operators."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
+
+_Operator = TypeVar("_Operator", bound=Callable[[Any, Any], Any])
 
 
 def divided(x: Any, c: Any) -> Any:
@@ -23,3 +26,13 @@ def log(x: Any) -> Any:
 def ndtri(u: Any) -> Any:
     """Returns the quantile of the standard normal distribution."""
     return np.float64(torch.special.ndtri(torch.tensor(float(u), dtype=torch.float64)))
+
+
+def with_one(operator: _Operator) -> _Operator:
+    """Returns `operator`, which leaves arrays and tensors of several numbers to their own operators."""
+
+    def combined(one: Any, other: Any) -> Any:
+        several = isinstance(other, (torch.Tensor, np.ndarray)) and other.ndim
+        return NotImplemented if several else operator(one, other)
+
+    return cast(_Operator, combined)

@@ -12,6 +12,7 @@ from torch import Tensor
 from draftwood.base.errors import InvalidInput
 from draftwood.testing.diagnosis.intervals import CannotEnumerate
 from draftwood.testing.samplers.lazy_tensors import LazyTensor
+from draftwood.testing.samplers.sampler_errors import plain
 
 
 def as_tokens(returned: Any) -> tuple[int, ...]:
@@ -33,8 +34,8 @@ def as_tokens(returned: Any) -> tuple[int, ...]:
         tokens = tuple(map(_whole, returned))
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidInput(
-            f"The sampler returns {returned!r:.80}, which is no sequence of tokens ({error}); return only "
-            "the tokens that it emits."
+            f"The sampler returns {plain(repr(returned)):.80}, which is no sequence of tokens "
+            f"({plain(str(error))}); return only the tokens that it emits."
         ) from error
     return tuple(token for token in tokens if token >= 0)
 
@@ -50,7 +51,7 @@ def as_rows(returned: Any, count: int) -> Tensor:
         rows = torch.as_tensor(_padded(returned) if ragged else returned)
         fits = rows.shape[:1] == (count,) and rows.ndim == 2 and not rows.isnan().any()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidInput(_no_rows(f"{returned!r:.80} ({error})", count)) from error
+        raise InvalidInput(_no_rows(f"{plain(repr(returned)):.80} ({plain(str(error))})", count)) from error
     if fits and rows.is_floating_point() and not bool((rows == rows.round()).all()):
         raise InvalidInput(_no_rows("numbers that are no tokens", count))
     if not fits:

@@ -18,10 +18,12 @@ from draftwood.laws.proposals import (
     WithReplacement,
 )
 from draftwood.testing.diagnosis.chi_square import SIGNIFICANCE, ChiSquareResult, chi_square_test
+from draftwood.testing.diagnosis.intervals import CannotEnumerate
 from draftwood.testing.diagnosis.law_broken import LawBroken
 from draftwood.testing.diagnosis.tree_text import tree_as_text
 from draftwood.testing.proofs.lossless import JointLaw, target_law
 from draftwood.testing.samplers.continued_laws import Emitted, Text, continued, written_on
+from draftwood.testing.samplers.cpu_limits import CpuLimit
 from draftwood.testing.samplers.further_drafts import further_evidence
 from draftwood.testing.samplers.ordinary_calls import CALLS, FEWER_CALLS
 from draftwood.testing.samplers.rare_faults import name_of_rare
@@ -34,6 +36,7 @@ from draftwood.testing.samplers.sampler_cases import (
     drafts,
     sampler_models,
 )
+from draftwood.testing.samplers.sampler_errors import name_of
 from draftwood.testing.samplers.sampler_mistakes import Evidence, likely_mistake
 from draftwood.testing.samplers.sampler_report import SamplerReport
 from draftwood.testing.samplers.sampler_runs import CheckedSampler, Sampler, missed_pieces
@@ -68,6 +71,7 @@ def prove_sampler(
     tolerance: float | None = None,
     settings: Sequence[SamplingParams] = (PLAIN,),
     seed: int = 0,
+    cpu_seconds: float = 60.0,
 ) -> SamplerReport:
     """Prove that `sampler` emits the target's law; takes what `measure_sampler` takes.
 
@@ -95,8 +99,9 @@ def prove_sampler(
         dtype=dtype,
         settings=settings,
         seed=seed,
+        cpu_seconds=cpu_seconds,
     )
-    name = getattr(sampler, "__name__", None) or repr(sampler)
+    name = name_of(sampler)
     if tolerance is not None:
         report = attrs.evolve(report, tolerance=tolerance)
     what = ""
@@ -130,6 +135,7 @@ def measure_sampler(
     dtype: torch.dtype = torch.float64,
     settings: Sequence[SamplingParams] = (PLAIN,),
     seed: int = 0,
+    cpu_seconds: float = 60.0,
 ) -> SamplerReport:
     """The law of the tokens that `sampler` emits, on toy models, against the target's.
 
@@ -166,9 +172,12 @@ def measure_sampler(
             proved; in a batch rows of all of them are mixed. `case.target_probs` is the distribution after
             them, `case.target_logits` the logits before.
         seed: of the samples, or of the random points at which interval splitting tests itself.
+        cpu_seconds: that a verdict may take: two thirds to list outcomes, the rest to name a mistake.
+            `samples` are drawn however long it takes.
 
     Raises:
-        CannotEnumerate: chance that has no finite list of outcomes; give samples.
+        CannotEnumerate: chance that has no finite list of outcomes, or a list that takes too long; give
+            samples.
         InvalidInput: arguments that do not go together.
     """
     if batched and samples is None:
@@ -180,7 +189,8 @@ def measure_sampler(
     if not settings:
         raise InvalidInput("settings is empty; give at least one SamplingParams.")
     _check_dtype(dtype, settings)
-    checked = CheckedSampler(sampler, dtype, uniforms, seed)
+    limit = CpuLimit(cpu_seconds)
+    checked = CheckedSampler(sampler, dtype, uniforms, seed, limit.check)
     errors, expected, worst = {}, {}, _Worst()
     tests: list[ChiSquareResult] = []
     named_models = sampler_models(vocab_size) if models is None else models
@@ -233,25 +243,26 @@ def measure_sampler(
             raise missed_pieces()
     more = partial(
         further_evidence,
-        CheckedSampler(sampler, dtype, uniforms, seed),
+        CheckedSampler(sampler, dtype, uniforms, seed, limit.check_naming),
         max(target.vocab_size for target, _ in named_models.values()),
         parents=parents,
         law=law,
         settings=settings,
     )
+    # Uniforms of bfloat16 or float16 bias a sampler: theirs is no rounding error that one may have.
+    tolerance = exact + min(checked.resolution, _FINE)
     return SamplerReport(
         errors=errors,
         expected_tokens=expected,
         calls=checked.calls,
         fault=checked.fault,
         counterexample=worst.text,
-        likely=_likely(checked, worst, more) if samples is None else "",
+        likely=_likely(checked, worst, more, tolerance) if samples is None else "",
         p_value=min(1.0, len(tests) * min(drawn.p_value for drawn in tests)) if tests else None,
         smallest_bias=max(drawn.smallest_bias for drawn in tests) if tests else None,
         resolution=checked.resolution,
         fault_chance=checked.fault_chance if samples is None and checked.fault else None,
-        # Uniforms of bfloat16 or float16 bias a sampler: theirs is no rounding error that one may have.
-        tolerance=exact + min(checked.resolution, _FINE),
+        tolerance=tolerance,
     )
 
 
@@ -329,13 +340,20 @@ def _told(settings: SamplingParams) -> str:
     return ", ".join(f"{name}={value:g}" for name, value in given.items() if value is not None)
 
 
-def _likely(checked: CheckedSampler, worst: _Worst, more: Callable[[range], Evidence]) -> str:
+def _likely(
+    checked: CheckedSampler, worst: _Worst, more: Callable[[range], Evidence], tolerance: float
+) -> str:
     if checked.fault_at is not None and worst.error < 1e-6:
         at, words = checked.fault_at, checked.fault
         return name_of_rare(at, words, worst.evidence, checked.outcome, checked.call)
     # Where it raises, another mistake came before: a wrong test, which finds a residual empty.
     returned = [(draft, law) for draft, law in worst.evidence if RAISED not in law]
-    return "" if worst.error < 1e-9 or not returned else likely_mistake(returned, more, 1e-6)
+    if worst.error <= (1e-9 if checked.fault else tolerance) or not returned:
+        return ""
+    try:
+        return likely_mistake(returned, more, 1e-6)
+    except CannotEnumerate:  # it takes too long, and the verdict is known without it
+        return ""
 
 
 def _chance(possible: Sequence[Draft], emitted: Sequence[Emitted], tokens: Text, index: int) -> float:

@@ -30,8 +30,10 @@ from draftwood.testing.samplers.rounded_models import wide
 from draftwood.testing.samplers.sampler_cases import Draft, SamplerCase, copied, likely_breaks
 from draftwood.testing.samplers.sampler_errors import (
     comes_of_enumeration,
+    in_plain_words,
     may_come_of_enumeration,
     raise_where_it_is_no_fault,
+    without_exits,
 )
 from draftwood.testing.samplers.single_precision import computes_in_float32
 from draftwood.testing.samplers.torch_randomness import RAISED, followed_generators, torch_randomness
@@ -58,6 +60,9 @@ _REPEATS = 12
 _EVERY = 4
 """Where uniforms are given, the first and every fourth call on a draft is repeated."""
 
+_ALL_TWICE = 64
+"""Outcomes of a draft that are all run twice; of further ones every fourth is."""
+
 _MORE_TRIALS = 8000
 """Points that the enumeration of a draft must foretell before a verdict against, where uniforms are given."""
 
@@ -74,6 +79,7 @@ class CheckedSampler:
         dtype: of probabilities; uniforms are float32 at least.
         uniforms: how many it takes; None: it draws its own.
         seed: of random points or samples.
+        check_time: raises `CannotEnumerate` where the enumeration takes too long.
         calls: of the sampler so far.
         fault: the first thing that none may do, in words.
         resolution: how far an outcome's probability may be off, since uniforms have few bits.
@@ -85,6 +91,7 @@ class CheckedSampler:
     dtype: torch.dtype
     uniforms: int | None
     seed: int
+    check_time: Callable[[], None] = lambda: None
     calls: int = 0
     fault: str = ""
     resolution: float = 0.0
@@ -114,6 +121,7 @@ class CheckedSampler:
         def with_uniforms(u: Sequence[float]) -> Text:
             case = attrs.evolve(draft.case, uniforms=torch.tensor(u, dtype=wide(self.dtype)))
             run = partial(self.call, draft, case)
+            self.check_time()
             again = repeated or next(points) % _EVERY == 0
             return self._twice(run) if again else run()
 
@@ -134,7 +142,9 @@ class CheckedSampler:
                     )
                 return text, own.taken
 
-            return self._twice(run)[0]
+            self.check_time()
+            number = next(points)
+            return self._twice(run, once=number > _ALL_TWICE and number % _EVERY > 0)[0]
 
         outcomes: Iterable[tuple[float, Text]]
         if self.uniforms is None:
@@ -190,6 +200,7 @@ class CheckedSampler:
             self.calls = calls
             return
         for draft, _ in evidence:
+            self.check_time()
             run = partial(self.outcome, draft)
             if len({run() for _ in range(_REPEATS)}) > 1:
                 raise _unseen(source_of(run) or "chance that is not seen here")
@@ -208,13 +219,17 @@ class CheckedSampler:
         if self.uniforms is not None:
             return
         before = self.calls
+
+        def call(draft: Draft) -> Text:
+            self.check_time()
+            return self.call(draft, draft.case)
+
         try:
-            compare_with_calls(
-                lambda draft: self.call(draft, draft.case), evidence, calls=calls, seed=self.seed
-            )
+            compare_with_calls(call, evidence, calls=calls, seed=self.seed)
         except CannotEnumerate:
+            self.check_time()
             for draft, _ in evidence:
-                run = partial(self.call, draft, draft.case)
+                run = partial(call, draft)
                 if not differs_from_one_seed(run, calls=REPEATED // len(evidence), seed=self.seed):
                     continue
                 if found := source_of(partial(self.outcome, draft)):
@@ -236,8 +251,16 @@ class CheckedSampler:
     def _with_uniforms(self, draft: Draft) -> SamplerCase:
         return attrs.evolve(draft.case, uniforms=torch.rand(self.uniforms or 0, dtype=wide(self.dtype)))
 
-    def _twice(self, run: Callable[[], T]) -> T:
-        """Returns what `run` gives; raises `UnseenChance` unless it gives it again and draws nothing else."""
+    def _twice(self, run: Callable[[], T], *, once: bool = False) -> T:
+        """Returns what `run` gives; raises `UnseenChance` unless it gives it again and draws nothing else.
+
+        With `once` it is not asked to give it again, which takes half of the time.
+        """
+        if once:
+            try:
+                return run()
+            except UnseenChance:
+                raise _unseen(source_of(run) or "chance that is not seen here") from None
         before = process_states()
         given: list[T] = []
         with contextlib.suppress(UnseenChance):
@@ -266,8 +289,8 @@ class CheckedSampler:
                 except Exception:  # another one will be met by itself
                     continue
         raise CannotEnumerate(
-            f"It raises {type(error).__name__} ({error}) where its random numbers are not drawn yet, and not "
-            f"in {_TRIALS} calls with ordinary ones, so these numbers may be the reason; give samples=."
+            f"It raises an error ({in_plain_words(error)}) where its random numbers are not drawn yet, and "
+            f"not in {_TRIALS} calls with ordinary ones, so these numbers may be the reason; give samples=."
         ) from error
 
     def sampled(
@@ -304,13 +327,14 @@ class CheckedSampler:
     def _batch(self, batch: SamplerCase) -> Any:
         self.calls += len(batch.draft_tokens)
         try:
-            return self.sampler(copied(batch))
+            with without_exits():
+                return self.sampler(copied(batch))
         except DraftwoodError:
             raise
         except Exception as error:
             raise_where_it_is_no_fault(error)
             raise LawBroken(
-                f"The sampler raises ({type(error).__name__}: {error}) on a batch of "
+                f"The sampler raises ({in_plain_words(error)}) on a batch of "
                 f"{len(batch.draft_tokens)} drafts."
             ) from error
 
@@ -328,12 +352,11 @@ class CheckedSampler:
         except Exception as error:
             raise_where_it_is_no_fault(error)
             if comes_of_enumeration(error):
-                what = f"{type(error).__name__}: {error}".partition("\n")[0]
                 raise CannotEnumerate(
-                    f"Its random numbers cannot be followed ({what}); give samples=."
+                    f"Its random numbers cannot be followed ({in_plain_words(error)}); give samples=."
                 ) from error
             self._error = error
-            self._blame(draft, RAISED, f"raises ({type(error).__name__}: {error})", case)
+            self._blame(draft, RAISED, f"raises ({in_plain_words(error)})", case)
             return RAISED
         text = as_tokens(emitted)
         self._judge(draft, text, case)
@@ -341,8 +364,9 @@ class CheckedSampler:
 
     def _emitted(self, case: SamplerCase) -> Any:
         """Returns what the sampler returns; a generator draws while it is read."""
-        emitted = self.sampler(copied(case))
-        return list(emitted) if isinstance(emitted, Iterator) else emitted
+        with without_exits():
+            emitted = self.sampler(copied(case))
+            return list(emitted) if isinstance(emitted, Iterator) else emitted
 
     def _judge(self, draft: Draft, text: Text, case: SamplerCase | None = None) -> None:
         if not self.fault and (draft, text) not in self._possible:

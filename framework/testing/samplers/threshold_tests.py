@@ -71,12 +71,19 @@ def _of_one_number(accepted: Sequence[Step], rejected: Sequence[Step]) -> Iterat
             continue
         ratio = _at_least((lowest + highest) / 2, number)
         if (rule, number) in _NUMBERS:
-            low, high = sorted((abs(lowest), abs(highest)))
-            says = f"it accepts where {rule} a number from {low:.2g} to {high:.2g}, without a coin; {_TEST}"
+            # An entropy is negated, so that what is accepted has the larger number.
+            ends = (-lowest, -highest) if rule.endswith("at most") else (highest, lowest)
+            says = f"it accepts where {rule} {_between(*ends)}, without a coin; {_TEST}"
             yield Mistake(says, ratio=ratio)
         elif lowest - highest == 1:
             kept = f"{round(1 - lowest)} most likely tokens" if lowest else "most likely token"
             yield Mistake(f"it accepts the {rule}'s {kept}, without a coin; {_TEST}", ratio=ratio)
+
+
+def _between(low: float, high: float) -> str:
+    """Returns the range of a threshold in words: one number where both ends are printed alike."""
+    first, last = (f"{0.0 if abs(end) < 1e-9 else end:.2g}" for end in (low, high))
+    return f"about {first}" if first == last else f"a number from {first} to {last}"
 
 
 def _typical(accepted: Sequence[Step], rejected: Sequence[Step]) -> Iterator[Mistake]:

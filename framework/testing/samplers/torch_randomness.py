@@ -35,7 +35,7 @@ from draftwood.testing.samplers.reachable_weights import drawn_one, drawn_severa
 from draftwood.testing.samplers.replaced_functions import named_as, replaced
 from draftwood.testing.samplers.returned_tokens import as_tokens
 from draftwood.testing.samplers.running_chance import RunningChance
-from draftwood.testing.samplers.sampler_errors import RefusedWeights
+from draftwood.testing.samplers.sampler_errors import RefusedWeights, in_plain_words, plain, without_exits
 from draftwood.testing.samplers.used_generators import UsedGenerators, refused_seeding
 
 RAISED = (-1,)
@@ -146,7 +146,8 @@ def _answering(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **options)
         except TypeError as error:
             raise CannotEnumerate(
-                f"{name} is called with arguments that cannot be enumerated ({error}); give samples=."
+                f"{name} is called with arguments that cannot be enumerated ({plain(str(error))}); "
+                "give samples=."
             ) from error
 
     return named_as(function, answer)
@@ -336,13 +337,13 @@ def torch_law(run: Callable[[], Sequence[int] | Tensor], *, budget: int = 100_00
 
     def once(rng: Randomness) -> tuple[int, ...]:
         nonlocal fault
-        with torch_randomness(rng, used=used):
+        with torch_randomness(rng, used=used), without_exits():
             try:
                 returned = run()
             except CannotEnumerate:
                 raise
             except Exception as error:
-                fault = fault or f"raises ({type(error).__name__}: {error})"
+                fault = fault or f"raises ({in_plain_words(error)})"
                 return RAISED
             return as_tokens(returned)
 
