@@ -67,7 +67,7 @@ WEIGHT, ROW_WEIGHT = 2.0, 8.0
 DEPTHS = 8
 """Depths whose first children are counted apart; deeper ones count with the last."""
 
-FIRST_WEIGHT, FIRST_ROW_WEIGHT = 4.0, 12.0
+FIRST_WEIGHT, FIRST_ROW_WEIGHT = 6.0, 12.0
 """Judged first children of a depth that these count for."""
 
 LEAST_FADED = 1e-6
