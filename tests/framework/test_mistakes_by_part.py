@@ -75,6 +75,11 @@ MISTAKES: dict[str, tuple[Any, str]] = {
         chain(test=lambda t, d: coin() < d / t, last=lambda t, d, token: d[-1]),
         "it accepts with D / T; accept with T / D. Another mistake: the token after a draft that is accepted",
     ),
+    "no test, and greedy": (
+        chain(test=lambda t, d: False, left=lambda t, d, token: at(int(t.argmax()), t)),
+        "it accepts no drafted token; accept with T / D. Another mistake: after a rejection it takes the "
+        "target's most likely token;",
+    ),
     "cooled tokens": (
         chain(left=lambda t, d, token: residual(t, d) ** 2.5, last=lambda t, d, token: t[-1] ** 2.5),
         "the tokens that it draws have an extra temperature (0.4)",
@@ -92,7 +97,11 @@ MISTAKES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(
-    "name", some_of(MISTAKES, {"coin above", "half of D", "always 0", "two mistakes", "unknown draw"})
+    "name",
+    some_of(
+        MISTAKES,
+        {"coin above", "half of D", "always 0", "two mistakes", "no test, and greedy", "unknown draw"},
+    ),
 )
 def test_a_mistake_in_a_part_is_named(name: str) -> None:
     sampler, says = MISTAKES[name]

@@ -120,6 +120,7 @@ FORMS: dict[str, Callable[[Tensor], Any]] = {
     "one dimension more": lambda rows: rows[None],
     "one dimension less": lambda rows: rows.reshape(-1),
     "nan": lambda rows: rows.double() * torch.nan,
+    "a mask": lambda rows: rows >= 0,
 }
 
 
@@ -133,6 +134,23 @@ def test_rows_of_another_form_are_refused_and_not_judged(form: str) -> None:
             batched=True,
             dtype=torch.float32,
         )
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        set,
+        frozenset,
+        dict.fromkeys,
+        lambda tokens: torch.tensor(tokens) >= 0,
+        lambda tokens: np.array(tokens) >= 0,
+        lambda tokens: [token >= 0 for token in tokens],
+    ],
+    ids=["set", "frozenset", "dict", "a mask of torch", "a mask of numpy", "a mask"],
+)
+def test_tokens_without_an_order_and_masks_are_refused_and_not_judged(form: Any) -> None:
+    with pytest.raises(InvalidInput, match="that it emits"):
+        prove_sampler(lambda case: form(leviathan(case)), models=PLAIN)
 
 
 def test_a_row_that_is_lost_in_some_batches_is_a_mistake() -> None:

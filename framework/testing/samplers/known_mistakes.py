@@ -211,9 +211,7 @@ KNOWN = (
         left=lambda step: step.draft,
     ),
     Mistake("it accepts every drafted token; accept with T / D.", ratio=lambda step: 1.0),
-    Mistake(
-        "it accepts no drafted token and draws from the residual; accept with T / D.", ratio=lambda step: 0.0
-    ),
+    Mistake("it accepts no drafted token; accept with T / D.", ratio=lambda step: 0.0),
     Mistake(
         "after a rejection it draws from the target without the rejected token, the rule for drafts that are "
         "not drawn; draw from the residual max(T - D, 0).",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,11 @@ def as_tokens(returned: Any) -> tuple[int, ...]:
         (returned,) = returned
     if isinstance(returned, (Tensor, np.ndarray)):
         returned = returned.reshape(-1).tolist()
+    if isinstance(returned, (Mapping, Set)):
+        raise InvalidInput(
+            f"The sampler returns {returned!r:.80}, in which tokens have no order; return a list or a tensor "
+            "of the tokens that it emits."
+        )
     try:
         tokens = tuple(map(_whole, returned))
     except (TypeError, ValueError, RuntimeError) as error:
@@ -52,6 +57,8 @@ def as_rows(returned: Any, count: int) -> Tensor:
         fits = rows.shape[:1] == (count,) and rows.ndim == 2 and not rows.isnan().any()
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidInput(_no_rows(f"{plain(repr(returned)):.80} ({plain(str(error))})", count)) from error
+    if rows.dtype is torch.bool:
+        raise InvalidInput(_no_rows("True and False", count))
     if fits and rows.is_floating_point() and not bool((rows == rows.round()).all()):
         raise InvalidInput(_no_rows("numbers that are no tokens", count))
     if not fits:
@@ -60,6 +67,8 @@ def as_rows(returned: Any, count: int) -> Tensor:
 
 
 def _whole(number: Any) -> int:
+    if isinstance(number, (bool, np.bool_)) or getattr(number, "dtype", None) is torch.bool:
+        raise ValueError(f"{bool(number)} is no number")
     token = int(number)
     if token != number:
         raise ValueError(f"{number} is no whole number")

@@ -25,6 +25,9 @@ PROMPT = (0,)
 PLAIN = SamplingParams(temperature=1.0)
 """Settings that leave the target as it is."""
 
+_FEW_TOKENS = 12
+"""Tokens up to which there are models for thresholds too: with more of them a proof takes a minute."""
+
 
 @attrs.frozen(eq=False)
 class SamplerCase:
@@ -108,14 +111,15 @@ def settled(model: NextTokenModel, settings: SamplingParams) -> NextTokenModel:
 def sampler_models(vocab_size: int = 3, *, seed: int = 0) -> dict[str, tuple[NextTokenModel, NextTokenModel]]:
     """Pairs of target and draft by name; in each of them some kind of mistake shows, or cannot be told.
 
-    Another seed gives others of the same kinds.
+    Vocabularies of more than 12 tokens have two pairs less. Another seed gives others of the same kinds.
     """
 
     def model(number: int, **options: Any) -> NextTokenModel:
         return ToyModel(vocab_size, number + 100 * seed, **options)
 
-    plain = model(1)
-    return {
+    plain, sure = model(1), model(106, sharpness=3.5)
+    surer = settled(sure, SamplingParams(temperature=0.5))
+    models = {
         "plain": (plain, model(2)),
         "sharp": (model(3, sharpness=5.0), model(4, sharpness=5.0)),
         "flat": (model(6, sharpness=0.2), model(7, sharpness=0.2)),
@@ -124,6 +128,13 @@ def sampler_models(vocab_size: int = 3, *, seed: int = 0) -> dict[str, tuple[Nex
         "both one-hot": (model(9, sparsity=1.0), model(10, sparsity=1.0)),
         "draft and target equal": (plain, plain),
         "a draft near the target": (plain, model(11, near=plain, mix=0.9)),
+    }
+    if vocab_size > _FEW_TOKENS:
+        return models
+    # Thresholds for likely tokens, and rules for residuals of next to nothing, show only where both are sure.
+    return models | {
+        "a draft surer than the target": (sure, surer),
+        "a target surer than the draft": (surer, sure),
     }
 
 

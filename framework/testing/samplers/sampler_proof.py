@@ -163,7 +163,8 @@ def measure_sampler(
         samples: how many to draw for each model.
         batched: the sampler judges a batch: every tensor of its case but `parents` has one dimension more
             in front, of 1, 3, 12 and 100 rows in turn. The first and the last rows of batches are tested
-            apart too. With `samples` only.
+            apart too. Where rows share random numbers only one row of each batch counts, and
+            `report.smallest_bias` grows. With `samples` only.
         vocab_size: of the models; at least 2.
         models: pairs of target and draft by name; None: `sampler_models(vocab_size)`.
         dtype: of the probabilities and uniforms that the sampler gets. For bfloat16 and float16 the models

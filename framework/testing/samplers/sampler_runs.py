@@ -48,6 +48,9 @@ Sampler = Callable[[SamplerCase], "Sequence[int] | Tensor"]
 In a batch: rows of tokens. Negative numbers are padding, before, between or after tokens, and are left out.
 """
 
+_Judged = tuple[int, Text, int, tuple[str, ...]]
+"""The number of a draft, a text, how often it came, and the groups in which it counts."""
+
 _MOST_OUTCOMES = 10_000
 """Outcomes of one draft, at most: a tree of a few nodes over a few tokens has some hundreds."""
 
@@ -305,24 +308,24 @@ class CheckedSampler:
             weights = torch.tensor([draft.weight for draft in possible], dtype=torch.float64)
             rows = torch.multinomial(weights, samples, replacement=True)
             judged = self._together(possible, rows) if batched else self._alone(possible, rows)
-            for index, text, count, place in judged:
-                for group in {"", place}:
+            for index, text, count, groups in judged:
+                for group in groups:
                     counted = counts[group][index]
                     counted[text] = counted.get(text, 0) + count
         return counts
 
-    def _alone(self, possible: Sequence[Draft], rows: Tensor) -> Iterator[tuple[int, Text, int, str]]:
+    def _alone(self, possible: Sequence[Draft], rows: Tensor) -> Iterator[_Judged]:
         for index in rows.tolist():
             draft = possible[index]
-            yield index, self.call(draft, self._with_uniforms(draft)), 1, ""
+            yield index, self.call(draft, self._with_uniforms(draft)), 1, ("",)
 
-    def _together(self, possible: Sequence[Draft], rows: Tensor) -> Iterator[tuple[int, Text, int, str]]:
+    def _together(self, possible: Sequence[Draft], rows: Tensor) -> Iterator[_Judged]:
         together = judged_together(
             self._batch, possible, rows, uniforms=self.uniforms or 0, dtype=wide(self.dtype)
         )
-        for index, text, count, place in together:
+        for index, text, count, groups in together:
             self._judge(possible[index], text)
-            yield index, text, count, place
+            yield index, text, count, groups
 
     def _batch(self, batch: SamplerCase) -> Any:
         self.calls += len(batch.draft_tokens)
