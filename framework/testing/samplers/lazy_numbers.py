@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import numpy as np
@@ -185,6 +185,7 @@ class LazyNumber:
         rate: of that time.
     """
 
+    in_torch: ClassVar[Callable[..., Any]]  # of LazyTensor, whose module needs this one
     chance: LazyChance
     base: int
     value: Callable[[int], Any]
@@ -304,10 +305,8 @@ class LazyNumber:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from draftwood.testing.samplers.lazy_tensors import LazyTensor  # which needs this module
-
         _ = [in_full(one) for one in args if not isinstance(one, LazyNumber)]
-        return LazyTensor.__torch_function__(func, types, args, kwargs)
+        return cls.in_torch(func, types, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

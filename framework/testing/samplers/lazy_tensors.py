@@ -387,3 +387,6 @@ _SPECIAL: dict[str, Callable[..., Any]] = {
     "__float__": lambda one: float(one.numbers.item()),
     "__int__": lambda one: int(one.numbers.item()),
 }
+
+
+LazyNumber.in_torch = LazyTensor.__torch_function__
