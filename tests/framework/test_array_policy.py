@@ -103,7 +103,12 @@ def test_trees_are_those_of_a_policy_that_grows_row_by_row(rows, width, depth, l
         for node, proposal in tree.proposals.items():
             assert type(proposal) is law
             if law is WithoutReplacement:
-                assert torch.equal(proposal.p, other.proposals[node].p)
+                assert torch.equal(p_of(proposal), p_of(other.proposals[node]))
+
+
+def p_of(proposal: Proposal) -> torch.Tensor:
+    assert isinstance(proposal, WithoutReplacement)
+    return proposal.p
 
 
 @pytest.mark.parametrize("law", [Deterministic, WithReplacement, WithoutReplacement])
@@ -218,4 +223,4 @@ def test_one_without_a_growth_of_all_rows_is_refused() -> None:
     with pytest.raises(
         InvalidInput, match="Bare does not define 'grow_together', which every ArrayPolicy has"
     ):
-        check_shape(Bare())
+        check_shape(Bare())  # type: ignore[abstract]
