@@ -6,8 +6,11 @@ import attrs
 
 from draftwood.testing.diagnosis.chi_square import SIGNIFICANCE
 
+_MODELS = 10
+"""Most models, with their settings, that a printed report holds."""
+
 _SHOWN = 8
-"""Most models, and most lines of a draft, that a printed report holds."""
+"""Most lines of a draft that a printed report holds."""
 
 
 @attrs.frozen(repr=False)
@@ -90,10 +93,10 @@ class SamplerReport:
             lines += [f"it {line}" if not at else line for at, line in enumerate(_first_lines(self.fault))]
         lines += [
             f"  {name}: error {self.errors[name]:.2g}, {self.expected_tokens[name]:.3g} tokens per call"
-            for name in worst[:_SHOWN]
+            for name in worst[:_MODELS]
         ]
-        if len(worst) > _SHOWN:
-            lines.append(f"  {len(worst) - _SHOWN} more models with smaller errors: see errors")
+        if len(worst) > _MODELS:
+            lines.append(f"  {len(worst) - _MODELS} more models with smaller errors: see errors")
         if self.verdict == "biased":
             lines += _first_lines(self.counterexample)
         else:
