@@ -56,13 +56,13 @@ MISTAKES: dict[str, Any] = {
 def test_a_mistake_where_both_models_are_sure_is_caught(name: str) -> None:
     with pytest.raises(LawBroken) as caught:
         prove_sampler(MISTAKES[name])
-    assert caught.value.error > 1e-6
+    assert (caught.value.error or 0.0) > 1e-6
 
 
 def test_a_last_token_that_is_greedy_where_the_target_is_sure_is_off_by_as_much() -> None:
     with pytest.raises(LawBroken) as caught:
         prove_sampler(chain(last=_greedy))
-    assert caught.value.error > 1e-3
+    assert (caught.value.error or 0.0) > 1e-3
 
 
 def test_one_coin_for_two_siblings_of_three_tokens_is_caught() -> None:
