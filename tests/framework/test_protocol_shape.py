@@ -8,7 +8,7 @@ import pytest
 
 from draftwood import Drafter, InvalidInput, SpeculativeDecoder, StateBackend, TreePolicy, Verifier
 from draftwood.drafters import ModelDrafter
-from draftwood.policies import Chain, ThroughputDySpec
+from draftwood.policies import BatchDySpec, Chain, ThroughputDySpec
 from draftwood.protocols.shape import check_shape
 from draftwood.testing import ToyBackend, ToyModel, checks_for
 from draftwood.verifiers import RecursiveRejection
@@ -57,7 +57,9 @@ class ReadsRowWithoutView(Chain):
     reads_row = True
 
 
-class SharesWithoutViews(ThroughputDySpec):
+class SharesWithoutViews(BatchDySpec):
+    reads_row = True
+
     def share(self, states):  # type: ignore[override]
         return [None] * len(states)
 

@@ -235,6 +235,19 @@ def test_an_unseen_coin_that_falls_otherwise_only_in_ordinary_calls_is_named(mon
         )
 
 
+def test_an_address_that_is_free_again_in_every_run_gives_no_verdict(monkeypatch) -> None:
+    """Until a verdict nothing else takes an address, so that the coin falls alike."""
+    told, look_again, first = list[bool](), CheckedSampler.look_again, id(object())
+
+    def looked(self, possible) -> None:
+        told.append(True)
+        look_again(self, possible)
+
+    monkeypatch.setattr(CheckedSampler, "look_again", looked)
+    with pytest.raises(UnseenChance, match="give samples="):
+        prove_sampler(leviathan(coin=lambda: (id(object()) if told else first) // 16 % 64 / 64), models=PLAIN)
+
+
 KEPT_BY_PYTHON = random.Random(0)
 
 
