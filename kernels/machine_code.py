@@ -62,7 +62,7 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
-"""What the functions that `compiled` returned were made of."""
+"""The function of Python that each function of `compiled` runs."""
 
 
 def _raise_heard(error: SystemError) -> None:

@@ -232,7 +232,7 @@ def _rest(
 ) -> tuple[Times, float]:
     """Returns what rounds take besides what their passes took when they were `measured`.
 
-    That is all work on the host, and what a pass or call takes longer where it stands in a round: the draft
+    This is all work on the host, and the time by which passes and calls are slower in a round: the draft
     reads the accepted tokens first, and other work has come between.
 
     Returns:

@@ -60,7 +60,7 @@ class ArrayGrowth:
         """Never called: there is no plan that a drafter could have followed."""
         raise InvalidTree("A policy that grows all rows at once announces no plan; ask it layer by layer.")
 
-    def trees(self) -> Sequence[Any]:
+    def trees(self) -> TreeBatch:
         """The trees, when all are grown."""
         trees = self._trees
         assert trees is not None

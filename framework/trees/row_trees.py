@@ -94,8 +94,12 @@ class RowTrees:
             children: of a leaf at most; fewer are drawn where fewer tokens have probability above 0.
 
         Raises:
-            InvalidTree: a place where there is no leaf.
+            InvalidTree: a place where there is no leaf, or another law than before.
         """
+        if self._level and law is not self.law:
+            raise InvalidTree(
+                f"A layer is opened by {law.__name__} after one by {self.law.__name__}; take one law."
+            )
         self.law, self._counts = law, counts
         self._opened, tokens, parents, wrong = _opened(
             self._numbers, places, counts, self._leaves, self.sizes, self._requested, self._level

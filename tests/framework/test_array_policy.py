@@ -190,6 +190,11 @@ class Odd(Together):
             places = np.zeros((rows, 1), np.int64)
             drawn = yield trees.open(places, np.ones(rows, np.int64), self.law, children=children)
             trees.add(drawn, np.full((rows, 1), min(children + 1, 6)))
+        elif self.how == "laws":
+            places, ones = np.zeros((rows, 1), np.int64), np.ones(rows, np.int64)
+            drawn = yield trees.open(places, ones, self.law, children=1)
+            trees.add(drawn, np.ones((rows, 1), np.int64))
+            yield trees.open(places, ones, Deterministic, children=1)
         elif self.how == "yields":
             yield 3
         return trees if self.how == "returns" else 7
@@ -207,6 +212,7 @@ def even(path: Sequence[int]) -> torch.Tensor:
         ("leaf", r"Row 1 opens a leaf that it does not have: places \[1\] of 1 leaves"),
         ("drawn", r"Row 0 keeps \[3\] children of its leaves, of at most 2 that were drawn"),
         ("room", r"Row 0 keeps \[6\] children of its leaves, of at most 8 .* has 1 of 5 nodes; keep fewer"),
+        ("laws", "opened by Deterministic after one by WithoutReplacement; take one law"),
         ("yields", "yielded int; yield what RowTrees.open gives"),
         ("", "returned int; return what RowTrees.finish gives"),
     ],

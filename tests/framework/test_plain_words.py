@@ -1,4 +1,4 @@
-"""What a proof says of errors, exits, thresholds and random numbers is said in plain words."""
+"""Plain words in what a proof says of errors, exits, thresholds and random numbers."""
 
 from __future__ import annotations
 
