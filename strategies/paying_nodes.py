@@ -85,7 +85,7 @@ class PayingNodes:
         self.layer, self._drafting, self.time = 0, 0.0, 1.0
         self._choose_leaves()
 
-    def kept(
+    def choose(
         self, chances: Float[np.ndarray, "rows nodes children"], *, known: bool
     ) -> Int[np.ndarray, "rows nodes"]:
         """Choose the children of the opened leaves that are kept, which are the next leaves.

@@ -156,12 +156,7 @@ def _expected(
 ) -> tuple[float, float, float]:
     """Returns the seconds of a round's target pass, of its rest and of its layers."""
     at: dict[str, Any] = {"rows": rows, "context": context}
-    layers = 0.0
-    if calls:
-        # A first layer has one node to expand, and the others are taken to be alike.
-        wide = max((nodes - 1) // calls, 1)
-        layers = costs.draft_seconds(1, **at) + (calls - 1) * costs.draft_seconds(wide, **at)
-    return costs.target(nodes, **at), costs.rest_seconds(nodes, **at), layers
+    return costs.target(nodes, **at), costs.rest_seconds(nodes, **at), costs.tree_seconds(nodes, calls, **at)
 
 
 def _scaled(table: PassTable, by_nodes: Mapping[int, float], *, otherwise: float) -> PassTable:

@@ -86,7 +86,9 @@ def measure_costs(
         for count in rows:
             batch = _batch(target, count, context, tokens)
             passes, calls = _passes(target, drafter, batch, sizes, repetitions=repetitions, seconds=seconds)
-            rest, layer = _rest(target, drafter, batch, temperature, (passes, calls), seconds=seconds)
+            rest, layer = _rest(
+                target, drafter, batch, temperature, _medians(passes, calls, batch), seconds=seconds
+            )
             parts = passes, {n: [call + layer for call in taken] for n, taken in calls.items()}, rest
             for of_part, times in zip(points, parts, strict=True):
                 of_part += [(n, count, context, median(taken)) for n, taken in times.items() if taken]
@@ -226,7 +228,7 @@ def _rest(
     drafter: Drafter | None,
     batch: Sequence[Sequence[int]],
     temperature: float,
-    measured: tuple[Times, Times],
+    measured: PassCosts,
     *,
     seconds: float,
 ) -> tuple[Times, float]:
@@ -266,7 +268,7 @@ def _rest(
             for rounds, (name, options) in zip(found, wanted, strict=True):
                 rounds += written(name, options)
     sizes = [_tree_size(rounds) for rounds in found]
-    taken = [[_outside(one, *measured) for one in rounds] for rounds in found]
+    taken = [[_outside(one, measured, batch) for one in rounds] for rounds in found]
     layers = median_high(one.draft_calls for one in found[-1]) - 1
     *flat, deep = map(median, taken)
     of_nodes = float(np.interp(sizes[-1], sizes[:-1], flat))
@@ -285,15 +287,21 @@ def _tree_size(rounds: Sequence[Round]) -> int:
     return 1 + median_high(max(row.outcome.drafted for row in one.rows) for one in rounds)
 
 
-def _outside(one: Round, passes: Times, calls: Times) -> float:
+def _medians(passes: Times, calls: Times, batch: Sequence[Sequence[int]]) -> PassCosts:
+    """Returns the costs of these passes and draft calls of a batch."""
+    rows, context = len(batch), len(batch[0])
+
+    def table(times: Times) -> PassTable:
+        return PassTable([(nodes, rows, context, median(taken)) for nodes, taken in times.items()])
+
+    return PassCosts(table(passes), table(calls) if calls else None)
+
+
+def _outside(one: Round, measured: PassCosts, batch: Sequence[Sequence[int]]) -> float:
     """Returns the seconds of a round besides a pass and draft calls as they were measured."""
-    size, layers = 1 + max(row.outcome.drafted for row in one.rows), one.draft_calls
-    # A first layer has one node to expand, and the others are taken to be alike.
-    wide = max((size - 1) // max(layers, 1), 1)
-    drafting = _at(calls, 1) + (layers - 1) * _at(calls, wide) if layers else 0.0
-    return max(one.seconds - _at(passes, size) - drafting, 0.0)
-
-
-def _at(times: Times, nodes: int) -> float:
-    """Returns the median seconds at a size, between those that were measured."""
-    return float(np.interp(nodes, sorted(times), [median(times[size]) for size in sorted(times)]))
+    size, at = (
+        1 + max(row.outcome.drafted for row in one.rows),
+        {"rows": len(batch), "context": len(batch[0])},
+    )
+    parts = measured.target(size, **at) + measured.tree_seconds(size, one.draft_calls, **at)
+    return max(one.seconds - float(parts), 0.0)

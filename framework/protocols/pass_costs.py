@@ -218,6 +218,17 @@ class PassCosts:
             return np.zeros(np.shape(nodes)) if np.ndim(nodes) else 0.0
         return self.draft(nodes, rows=rows, context=context)
 
+    def tree_seconds(self, nodes: int, calls: int, *, rows: int = 1, context: float = 0) -> float:
+        """Returns the seconds of the layers of a tree that has `nodes` with its root and took so many calls.
+
+        A first layer has one node to expand, and the others are taken to be alike.
+        """
+        if not calls:
+            return 0.0
+        wide = max((nodes - 1) // calls, 1)
+        first, later = (self.draft_seconds(size, rows=rows, context=context) for size in (1, wide))
+        return float(first + (calls - 1) * later)
+
     def rest_seconds(self, nodes: Any, *, rows: int = 1, context: float = 0) -> Any:
         """Returns the seconds of a round outside of its passes; 0 where they were not measured."""
         if self.rest is None:

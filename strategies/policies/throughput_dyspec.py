@@ -113,7 +113,7 @@ class ThroughputDySpec(ArrayPolicy, SingleLawPolicy, LearningPolicy[AcceptanceHi
         while nodes.width:
             children = min(nodes.most_children, SAMPLED) if self.adaptive else nodes.most_children
             drawn = yield trees.open(nodes.opened, nodes.numbers, self.law, children=children)
-            trees.add(drawn, nodes.kept(drawn.chances, known=self.law is Deterministic))
+            trees.add(drawn, nodes.choose(drawn.chances, known=self.law is Deterministic))
         return trees.finish(notes=[(nodes.time, nodes.layer > 0, *chances) for chances in nodes.chances])
 
     def observe(self, state: AcceptanceHistory, outcome: Outcome, tree: TokenTree) -> AcceptanceHistory:

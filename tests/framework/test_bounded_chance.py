@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from draftwood import InvalidInput
 from draftwood.testing import CannotEnumerate, LawBroken, SamplerCase, measure_sampler, prove_sampler
 from draftwood.testing.samplers import cpu_limits, sampler_proof
 from draftwood.testing.samplers.lazy_numbers import LazyChance
@@ -112,3 +113,9 @@ def test_no_mistake_is_sought_where_rounding_is_the_only_error(monkeypatch: pyte
     report = measure_sampler(functools.partial(leviathan, rejects=rejects), models=FEW)
     assert report.verdict == "lossless"
     assert 1e-9 < report.error < 1e-6
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_a_proof_without_time_is_refused(seconds: float) -> None:
+    with pytest.raises(InvalidInput, match="cpu_seconds is .*; give a number above 0"):
+        prove_sampler(lambda case: case.draft_tokens, cpu_seconds=seconds)

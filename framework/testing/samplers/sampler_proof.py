@@ -190,6 +190,8 @@ def measure_sampler(
     if not settings:
         raise InvalidInput("settings is empty; give at least one SamplingParams.")
     _check_dtype(dtype, settings)
+    if not cpu_seconds > 0:
+        raise InvalidInput(f"cpu_seconds is {cpu_seconds}; give a number above 0.")
     limit = CpuLimit(cpu_seconds)
     checked = CheckedSampler(sampler, dtype, uniforms, seed, limit.check)
     errors, expected, worst = {}, {}, _Worst()
