@@ -6,7 +6,7 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -153,6 +153,7 @@ def check(
         raise InvalidInput(
             "The checks need the package hypothesis; install it, or draftwood with the extra test."
         )
+    from draftwood.base.one_thread import one_thread
     from draftwood.testing.checks.strategy_checks import checks_for
     from draftwood.testing.diagnosis.unrun_lines import LineWatch, as_ranges
     from draftwood.testing.models.drafter_with_target import judged
@@ -172,7 +173,9 @@ def check(
             soft_wrap=True,
         )
     lines = LineWatch(kind)
-    with _hypothesis_silent(), never_dropped(), lines:
+    # Toy models are small; others may not be.
+    threads = one_thread() if is_proved(kind) else nullcontext()
+    with _hypothesis_silent(), never_dropped(), lines, threads:
         failed = [
             failure
             for name, one in checks.items()

@@ -101,11 +101,14 @@ def _pool(processes: int | None, ray: str | None) -> Iterator[Callable[..., Iter
             raise InvalidInput("--ray starts its own processes, so leave --processes out.")
         yield partial(spread, ray)
         return
-    if processes in (None, 1):
-        yield map
-        return
     import torch
 
+    from draftwood.base.one_thread import one_thread
+
+    if processes in (None, 1):
+        with one_thread():
+            yield map
+        return
     workers = ProcessPoolExecutor(
         processes, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)
     )

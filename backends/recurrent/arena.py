@@ -83,6 +83,8 @@ class Arena:
         self.vectors = tuple(vectors)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Let these rows be the first ones, in this order."""
+        """Let these rows, in ascending order, be the first ones."""
         for place in self._places:
-            place.tensor[: len(rows)] = place.tensor[list(rows)]
+            for new, old in enumerate(rows):
+                if new != old:
+                    place.tensor[new] = place.tensor[old]

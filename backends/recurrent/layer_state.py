@@ -183,7 +183,7 @@ class LayerState(ABC):
         return torch.cat([blank[0] if old is None else old, blank[1] if new is None else new])
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep these rows only, in this order."""
+        """Keep these rows only, in ascending order."""
         if self.arena is not None and self.committed is not None:
             self.arena.keep(rows)
             self.committed = self.arena.state[: len(rows)] if rows else None

@@ -234,7 +234,7 @@ class States:
             layer.begin()
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep these rows only, in this order."""
+        """Keep these rows only, in ascending order."""
         for layer in self.layers:
             layer.keep(rows)
 

@@ -96,7 +96,7 @@ THRESHOLDS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "T of 0.3": (chain(kept=lambda at: at.t[at.token] >= 0.3), ("where T is at least a number from",)),
     "T of 0.5": (chain(kept=lambda at: at.t[at.token] >= 0.5), ("where T is at least a number from",)),
     "T of 0.1": (chain(kept=lambda at: at.t[at.token] >= 0.1), ("where T is at least a number from",)),
-    "D of 0.4": (chain(kept=lambda at: at.d[at.token] >= 0.4), ("where D is at least a number from",)),
+    "D of 0.4": (chain(kept=lambda at: at.d[at.token] >= 0.4), ("where D is at least about 0.4",)),
     "a ratio of 0.7": (chain(kept=lambda at: at.ratio >= 0.7), ("where T / D is at least a number from",)),
     "half of the largest": (
         chain(kept=lambda at: at.t[at.token] >= at.t.max() / 2),

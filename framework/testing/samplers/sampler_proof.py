@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from draftwood.base.errors import InvalidInput
+from draftwood.base.one_thread import one_thread
 from draftwood.distributions.sampling import SamplingParams
 from draftwood.laws.proposals import (
     Deterministic,
@@ -122,6 +123,7 @@ def prove_sampler(
     return report
 
 
+@one_thread()
 def measure_sampler(
     sampler: Sampler,
     *,
