@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import attrs
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
 from draftwood import TokenTree
@@ -193,16 +193,22 @@ class RowRates:
 
     @classmethod
     def of(
-        cls, histories: Sequence[AcceptanceHistory], assumed: AssumedRates, *, depth: int, optimism: float
+        cls,
+        histories: Sequence[AcceptanceHistory],
+        assumed: AssumedRates,
+        *,
+        depths: Int[np.ndarray, " rows"],
+        optimism: float,
     ) -> RowRates:
-        """Returns each row's rates down to `depth`; `optimism` says by how many errors `first` is raised.
+        """Returns each row's rates down to its own of `depths`, below which they are 0.
 
-        Where a row has judged little, they are nearly the rates of all rows.
+        `optimism` says by how many errors `first` is raised. Where a row has judged little, its rates are
+        nearly those of all rows.
         """
         counts = np.frombuffer(b"".join([one.counts for one in histories]))
         faded = np.array([one.faded for one in histories])
         arrays = counts.reshape(len(histories), -1), faded, *assumed.arrays
-        return cls(*_rates_of(*arrays, depth, optimism))
+        return cls(*_rates_of(*arrays, depths, optimism))
 
 
 @compiled
@@ -211,7 +217,7 @@ def _rates_of(
     faded: Floats,
     assumed_by_chance: Floats,
     assumed_by_rank: Floats,
-    depths: int,
+    depths: NDArray[np.int64],
     optimism: float,
 ) -> tuple[Floats, Floats, Floats, Floats, float]:
     """Returns what `RowRates` holds: of all rows together first, then of each row.
@@ -220,12 +226,13 @@ def _rates_of(
         counts: `AcceptanceHistory.counts` of the rows, `[rows, counts]`.
         faded: what each row's still count.
         assumed_by_chance, assumed_by_rank: as `AssumedRates.arrays`.
-        depths: of `by_depth`; those that are not counted apart have the rate of the last that is.
+        depths: of each row, down to which it has rates; those that are not counted apart have the rate of the
+            last that is.
         optimism: standard errors by which the rates of depth 1 are raised in `first`.
     """
-    rows = len(counts)
+    rows, deepest = len(counts), depths.max()
     by_chance, by_rank = np.empty((rows, RANKS, BINS)), np.empty((rows, RANKS))
-    by_depth, doubt = np.empty((rows, depths)), 0.0
+    by_depth, doubt = np.zeros((rows, deepest)), 0.0
     of_rows = counts * faded.reshape(-1, 1)
     together = of_rows.sum(0)
     own = rows > 1  # a row by itself is all rows
@@ -246,10 +253,7 @@ def _rates_of(
                 (accepted[row] + ROW_WEIGHT * rate) / (judged[row] + ROW_WEIGHT) if own else rate
             )
     rate = assumed_by_rank[0]
-    for depth in range(depths):
-        if depth >= DEPTHS:
-            by_depth[:, depth] = by_depth[:, DEPTHS - 1]
-            continue
+    for depth in range(min(deepest, DEPTHS)):
         place = 2 * KINDS + depth
         # A depth that nobody has reached is thought to be like the one above.
         tried = together[place] + FIRST_WEIGHT
@@ -257,13 +261,17 @@ def _rates_of(
         if depth == 0:
             doubt = np.sqrt(rate * (1 - rate) / tried)
         for row in range(rows):
-            tries, hits = of_rows[row, place], of_rows[row, place + DEPTHS]
-            by_depth[row, depth] = (
-                (hits + FIRST_ROW_WEIGHT * rate) / (tries + FIRST_ROW_WEIGHT) if own else rate
-            )
+            if depth < depths[row]:
+                tries, hits = of_rows[row, place], of_rows[row, place + DEPTHS]
+                found = (hits + FIRST_ROW_WEIGHT * rate) / (tries + FIRST_ROW_WEIGHT) if own else rate
+                by_depth[row, depth] = found
+    for row in range(rows):
+        for depth in range(DEPTHS, depths[row]):
+            by_depth[row, depth] = by_depth[row, DEPTHS - 1]
     first, thought = by_depth.copy(), 1.0
-    if depths:
+    if deepest:
         for row in range(rows):
-            first[row, 0] = min(first[row, 0] + optimism * doubt, 1.0)
+            if depths[row]:
+                first[row, 0] = min(first[row, 0] + optimism * doubt, 1.0)
         thought = first[:, 0].sum() / by_depth[:, 0].sum()
     return by_chance, by_rank, by_depth, first, thought

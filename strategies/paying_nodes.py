@@ -37,7 +37,6 @@ class PayingNodes:
     All that decides on a node is known before its token.
 
     Attributes:
-        depth: layers at most.
         rows: of the round.
         price: tokens that a second must bring.
         layer: of the trees so far.
@@ -58,7 +57,7 @@ class PayingNodes:
         assumed: AssumedRates,
         *,
         budget: int,
-        depth: int,
+        depths: Int[np.ndarray, " rows"],
         context: float = 0,
     ) -> None:
         """No nodes yet.
@@ -68,11 +67,11 @@ class PayingNodes:
             costs: of passes.
             assumed: rates of acceptance before anything was judged.
             budget: nodes of a row at most, without the root.
-            depth: layers at most.
+            depths: layers of every row at most.
             context: mean tokens of a row.
         """
-        self.rows, self.depth, self._budget = len(histories), depth, budget
-        self._rates = RowRates.of(histories, assumed, depth=depth, optimism=OPTIMISM)
+        self.rows, self._depths, depth = len(histories), depths, int(depths.max())
+        self._rates = RowRates.of(histories, assumed, depths=depths, optimism=OPTIMISM)
         context = CONTEXT * round(context / CONTEXT)
         times = costs, budget, self.rows, context
         self._passes, self._calls, self._slopes, self._least, chains = seconds(*times, assumed.by_rank[0])
@@ -133,6 +132,7 @@ class PayingNodes:
         return max(reached, 1.0) * self.rows / float(self._passes[0])
 
     def _choose_leaves(self) -> None:
+        self._accepted[self._depths <= self.layer] = 0.0  # a row near its end
         self.opened, self.numbers, self._judged, self.most_children = choose_leaves(
             self._accepted,
             self._counts,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 
 from draftwood import (
     ArrayPolicy,
@@ -98,16 +99,17 @@ class ThroughputDySpec(ArrayPolicy, SingleLawPolicy, LearningPolicy[AcceptanceHi
         # While nothing is drafted, rates change slowly.
         if min([state.undrafted for state in states]) % 32 not in TRIED_AGAIN:
             return trees.finish(notes=[(1.0, False)] * len(roots))
-        # A tree deeper than every row's room would be cut.
         depth = self.depth or DEPTH
+        depths = np.full(len(roots), depth)
         if known:
-            depth = min(depth, max([view.left for view in known]) - 1)
+            # What is deeper than a row's room would be cut.
+            depths = np.minimum(depths, [view.left - 1 if view else depth for view in views])
         nodes = PayingNodes(
             states,
             known[0].known_costs() if known else ALL_ALIKE,
             self._assumed,
             budget=self.budget,
-            depth=depth,
+            depths=depths,
             context=sum([view.length for view in known]) / len(roots),
         )
         while nodes.width:

@@ -146,7 +146,7 @@ def learnt(rate: float, *, rounds: float = 40.0, time: float = 1.0, tokens: floa
 def nodes_of(
     history: AcceptanceHistory, passes: PassCosts, *, budget: int = 16, rows: int = 1
 ) -> PayingNodes:
-    return PayingNodes([history] * rows, passes, LIKELIEST, budget=budget, depth=8)
+    return PayingNodes([history] * rows, passes, LIKELIEST, budget=budget, depths=np.full(rows, 8))
 
 
 def growing(
@@ -307,10 +307,16 @@ def test_no_tree_would_have_more_children_than_are_drawn_ahead(
 
 
 def grown_from(
-    policy: ThroughputDySpec, histories: Sequence[AcceptanceHistory], passes: PassCosts, seed: int = 0
+    policy: ThroughputDySpec,
+    histories: Sequence[AcceptanceHistory],
+    passes: PassCosts,
+    seed: int = 0,
+    *,
+    left: Sequence[int] = (),
 ) -> Sequence[TokenTree]:
     """The trees of rows whose draft takes every token for half as likely as the one before."""
-    growth = growing(policy, histories, [RowView(costs=passes)] * len(histories), seed)
+    views = [RowView(costs=passes, left=one) for one in left or [64] * len(histories)]
+    growth = growing(policy, histories, views, seed)
     probs = torch.tensor([0.5**token for token in range(1, 20)] + [0.5**19])
     while (requests := growth.requests) is not None:
         growth.answer(probs.expand(len(histories), max(requests.counts), 20))
@@ -324,6 +330,25 @@ def test_trees_stay_within_budget_depth_and_text() -> None:
     assert int(tree.depths.max()) == 2
     assert int(grown(ThroughputDySpec(6), sure, free, left=2).depths.max()) == 1
     assert len(grown(ThroughputDySpec(6), sure, free, left=1)) == 1
+
+
+@given(
+    left=st.lists(st.integers(1, 6), min_size=2, max_size=5),
+    law=st.sampled_from(["top-k", "without-replacement"]),
+    seed=st.integers(0, 99),
+)
+def test_no_node_lies_beyond_what_its_row_may_still_write(left: list[int], law: str, seed: int) -> None:
+    policy, free = ThroughputDySpec(12, law=law), costs(0.0, call=0.0)
+    trees = grown_from(policy, [learnt(0.9)] * len(left), free, seed, left=left)
+    assert all(tree.depth <= room - 1 for tree, room in zip(trees, left, strict=True))
+    assert max(len(tree) for tree in trees) > 1 or max(left) == 1
+
+
+def test_rows_near_their_end_do_not_pay_for_the_others() -> None:
+    sure, passes = learnt(0.6, rounds=1e6), costs(0.12, call=0.05)
+    policy = ThroughputDySpec(8, depth=1, law="top-k")
+    assert len(grown_from(policy, [sure] * 4, passes)[0]) > 1
+    assert [len(tree) for tree in grown_from(policy, [sure] * 4, passes, left=[64, 1, 1, 1])] == [1] * 4
 
 
 def test_what_is_learnt_is_which_children_were_accepted_and_what_the_round_took() -> None:
