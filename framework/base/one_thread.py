@@ -12,8 +12,8 @@ import torch
 def one_thread() -> Iterator[None]:
     """Inside it torch computes with one thread.
 
-    Torch gives even a softmax of nine numbers to all threads, which wait for each other in every call. Beside
-    other processes on the same cores that takes ten times as long.
+    Torch gives even a softmax of nine numbers to all threads, which wait for each other in every call. Where
+    other processes run on the same cores, that takes ten times as long.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
