@@ -202,8 +202,8 @@ class RowRates:
     ) -> RowRates:
         """Returns each row's rates down to its own of `depths`, below which they are 0.
 
-        `optimism` says by how many errors `first` is raised. A row that has judged little has nearly the rates
-        that all rows have.
+        `optimism` says by how many errors `first` is raised. A row that has judged little has nearly the
+        rates that all rows have.
         """
         counts = np.frombuffer(b"".join([one.counts for one in histories]))
         faded = np.array([one.faded for one in histories])
