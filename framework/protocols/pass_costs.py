@@ -53,7 +53,7 @@ def _rising(_: object, __: object, pairs: tuple[tuple[int, float], ...]) -> None
         )
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)
 class PassTable:
     """Seconds by nodes of a row, rows and context, as measured; between them, interpolated.
 
@@ -169,7 +169,7 @@ def _as_table(value: Any) -> Any:
     return value
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)  # every round looks up what was worked out from the same costs
 class PassCosts:
     """The seconds of a round's parts, measured once for a target, a drafter and an engine on one machine.
 
