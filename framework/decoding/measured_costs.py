@@ -23,8 +23,8 @@ from draftwood.protocols.pass_costs import PassCosts, PassTable, Point
 from draftwood.protocols.vocabulary import fit_vocabulary
 from draftwood.trees.request import Requests
 
-NODES = (1, 2, 4, 5, 8, 9, 16, 17, 32)
-"""Sizes on both sides of those where matrix products and captured passes take a step."""
+NODES = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32)
+"""Small sizes, which many rows have, and those on both sides of where passes take a step."""
 
 REST_BUDGETS, REST_TOKENS, REST_TURNS = (1, 8), 16, 3
 """Nodes without the root, tokens and turns of the texts that time the rest of a round."""
