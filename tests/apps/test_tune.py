@@ -56,7 +56,7 @@ def test_it_measures_for_real(draftwood, tmp_path):
     content = json.loads(file.read_text())
     costs = library.read_tuned(file).pass_costs
     assert costs is not None
-    assert {point[:2] for point in costs.target.points} == {(nodes, 1) for nodes in (1, 2, 4)}
+    assert {point[:2] for point in costs.target.points} == {(nodes, 1) for nodes in (1, 2, 3, 4)}
     assert costs.target(4) > 0 < costs.draft_seconds(1)
     assert costs.machine == content["machine"]
     assert [one["label"] for one in content["estimates"]] == ["dyspec:budget=3"]
