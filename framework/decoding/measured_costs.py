@@ -299,9 +299,7 @@ def _medians(passes: Times, calls: Times, batch: Sequence[Sequence[int]]) -> Pas
 
 def _outside(one: Round, measured: PassCosts, batch: Sequence[Sequence[int]]) -> float:
     """Returns the seconds of a round besides a pass and draft calls as they were measured."""
-    size, at = (
-        1 + max(row.outcome.drafted for row in one.rows),
-        {"rows": len(batch), "context": len(batch[0])},
-    )
+    size = 1 + max(row.outcome.drafted for row in one.rows)
+    at = {"rows": len(batch), "context": len(batch[0])}
     parts = measured.target(size, **at) + measured.tree_seconds(size, one.draft_calls, **at)
     return max(one.seconds - float(parts), 0.0)
