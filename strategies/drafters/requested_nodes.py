@@ -49,20 +49,19 @@ class Fed:
         """Returns the logits `[rows, width, vocab]` of the nodes asked for; -inf where a node was not fed.
 
         Args:
-            logits: of the pass, `[rows, nodes, vocab]`.
+            logits: of the pass, `[rows, nodes, vocab]`, which may be written to.
         """
         if self.lead is not None:
             return logits[:, self.lead :] if self.lead else logits
-        leads, counts = self.leads, self.counts - self.leads
-        columns = torch.from_numpy(
-            np.minimum(leads[:, None] + np.arange(self.width), self.tokens.shape[1] - 1)
-        )
-        columns = columns.to(logits.device, non_blocking=True).unsqueeze(2)
-        out = logits.gather(1, columns.expand(-1, -1, logits.shape[-1]))
-        missing = torch.from_numpy(np.arange(self.width) >= counts[:, None]).to(
-            logits.device, non_blocking=True
-        )
-        return out.masked_fill_(missing.unsqueeze(2), -torch.inf)
+        device, out = logits.device, logits
+        if self.tokens.shape[1] > self.width:
+            columns = np.minimum(self.leads[:, None] + np.arange(self.width), self.tokens.shape[1] - 1)
+            at = torch.from_numpy(columns).to(device, non_blocking=True).unsqueeze(2)
+            out = logits.gather(1, at.expand(-1, -1, logits.shape[-1]))
+        missing = np.flatnonzero(np.arange(self.width) >= (self.counts - self.leads)[:, None])
+        nodes = out.reshape(-1, out.shape[-1])
+        nodes.index_fill_(0, torch.from_numpy(missing).to(device, non_blocking=True), -torch.inf)
+        return nodes.view(out.shape)
 
 
 class RequestedNodes:
