@@ -276,6 +276,8 @@ class PackedBackend(WindowedPasses):
             staged = region.stage(parents.numpy(), valid)
             if n > REORDER_ABOVE and self._pass.by_bits:
                 staged = in_heavy_paths(staged)
+            # Before the pass, after which nothing is left in the processor's caches.
+            after = region.accept(staged)
             inputs = self._tree_inputs(tokens, staged, region, keep=keep, prompt=prompt)
             self._drafted = None  # their slots are about to be written
             logits, features = self._runner.run(inputs)
@@ -286,7 +288,7 @@ class PackedBackend(WindowedPasses):
             if keep:
                 if self._states is not None:
                     self._states.accept()
-                self._region = region.accept(staged)
+                self._region = after
                 if features is not None:
                     self._uncommitted.append(features)
         return logits
@@ -342,7 +344,7 @@ class PackedBackend(WindowedPasses):
                 return None
             _, below = levels.nodes(root=n - 1)
             above = np.concatenate([parents.numpy(), below], 1)
-            self._region = self._region.joined(above, [above.shape[1]] * rows)
+            self._region = self._region.accept(self._region.stage(above, [above.shape[1]] * rows))
         return levels
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:

@@ -12,8 +12,8 @@ here and sent, and nothing is read back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache, cached_property, lru_cache, partial
+from collections.abc import Sequence
+from functools import cache, cached_property, lru_cache
 from itertools import chain as joined
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftwood.backends.nodes.validation import check_parents, check_path, check_paths
+from draftwood.kernels.machine_code import compiled
 
 Ints = NDArray[np.int64]
 Bits = NDArray[np.uint32]
@@ -34,6 +35,9 @@ REMEMBERED = 256
 
 SMALL = 256
 """Nodes of all rows up to which results are kept."""
+
+_PARENT, _COLUMN, _DEPTH = range(3)
+"""Numbers of a node in the region."""
 
 
 def words(columns: int) -> int:
@@ -152,8 +156,6 @@ class Region:
     each new node see itself and its ancestors, by their columns, and nothing else; its depth is how many
     ancestors it has. What is staged and not accepted leaves no trace.
 
-    What the nodes see is worked out when a later call asks: mostly a commit comes first.
-
     Attributes:
         columns: how many are taken, padding included.
         counts: nodes of every row, `[rows]`.
@@ -161,45 +163,30 @@ class Region:
 
     columns: int
     counts: Ints
-    # By region index.
-    _parents: Ints
-    _places: Ints
+    # By region index: the numbers of every node, `[3, rows, nodes]`, and its bits, `[rows, nodes, words]`.
+    _nodes: Ints
+    _bits: Bits
     _memo: Memo
-    # Bits and depths by column, one further on: entry 0 stands for the committed state, which sees nothing.
-    _given: tuple[Bits, Ints] | None = None
-    # The region before the last call, and what gives the call's nodes.
-    _last: tuple[Region, Callable[[], Staged]] | None = None
     # Without nodes; None where this is it.
     _root: Region | None = None
 
     @classmethod
     def empty(cls, rows: int) -> Region:
         """Rows without nodes."""
-        none, bits = np.zeros((rows, 0), np.int64), np.zeros((rows, 1, 0), np.uint32)
-        seen = bits, np.full((rows, 1), -1)
-        return cls(0, np.zeros(rows, np.int64), none, none, Memo(), seen)
+        nodes, bits = np.zeros((3, rows, 0), np.int64), np.zeros((rows, 0, 0), np.uint32)
+        return cls(0, np.zeros(rows, np.int64), nodes, bits, Memo())
 
     def cleared(self) -> Region:
         """The region without nodes."""
         return self._root or self
 
-    @property
+    @cached_property
     def depths(self) -> Ints:
         """Depths of every column, `[rows, columns]`; of padding 0."""
-        return self._seen[1][:, 1:]
-
-    @cached_property
-    def _seen(self) -> tuple[Bits, Ints]:
-        if self._last is None:
-            assert self._given is not None
-            return self._given
-        before, staged = self._last[0], self._last[1]()
-        held, depths = before._seen
-        rows, start = len(self.counts), 1 + staged.start
-        bits = np.zeros((rows, 1 + self.columns, words(self.columns)), np.uint32)
-        bits[:, :start, : held.shape[2]] = held
-        bits[:, start:] = staged.bits
-        return bits, np.concatenate([depths, staged.depths], 1)
+        depths = np.zeros((len(self.counts), self.columns), np.int64)
+        row, index = (np.arange(self._nodes.shape[2]) < self.counts[:, None]).nonzero()
+        depths[row, self._nodes[_COLUMN, row, index]] = self._nodes[_DEPTH, row, index]
+        return depths
 
     def stage(self, parents: Ints, counts: Sequence[int]) -> Staged:
         """Returns the nodes that a call would add to the region.
@@ -215,65 +202,36 @@ class Region:
         staged: Staged | None = self._memo.get(key)
         if staged is not None:
             return staged
-        check_parents(parents, self.counts)
-        rows, n = parents.shape
-        start, width = self.columns, words(self.columns + n)
-        # Entry n of every row stands for whatever is not in this call.
-        bits = np.zeros((rows, n + 1, width), np.uint32)
-        depths = np.zeros((rows, n + 1), np.int64)
-        bits[:, :n] = own_bits(start + n, words=width)[start:]
-        above = parents - self.counts[:, None]
-        inside = above >= 0
-        if start:
-            row = np.arange(rows)[:, None]
-            old = self._places[row, np.where(inside, 0, parents)] + 1
-            old[inside | (parents < 0)] = 0
-            held, deep = self._seen
-            held = held[row, old, :width]
-            bits[:, :n, : held.shape[2]] |= held
-            depths[:, :n] = deep[row, old] + 1
-        if inside.any():
-            depths[:, :n][inside] = 1
-            _close(bits.reshape(-1, width), depths.reshape(-1), np.where(inside, above, n))
-        # The caller's array may be written again.
-        staged = Staged(parents.copy(), counts, start, bits[:, :n], depths[:, :n])
+        parents = parents.copy()  # The caller's array may be written again.
+        bits, depths, wrong = _staged(parents, self.counts, self._nodes, self._bits, self.columns)
+        if wrong:
+            check_parents(parents, self.counts)
+        staged = Staged(parents, counts, self.columns, bits, depths)
         if parents.size <= SMALL:
             self._memo.keep(key, staged)
         return staged
 
     def accept(self, staged: Staged) -> Region:
-        """The region with the nodes of `staged`, whose pass succeeded."""
+        """The region with the nodes of `staged`, if their pass succeeds."""
         after: Region | None = self._memo.get(staged)
         if after is not None:
             return after
-        after = self._with(staged.parents, staged.counts, staged.columns, lambda: staged)
-        if after._parents.size <= SMALL:
+        total = self.counts + np.array(staged.counts, np.int64)
+        nodes, bits = _accepted(
+            self._nodes,
+            self._bits,
+            self.counts,
+            total,
+            staged.parents,
+            staged.columns,
+            staged.depths,
+            staged.bits,
+            staged.start,
+        )
+        after = Region(staged.stop, total, nodes, bits, self._memo, self.cleared())
+        if nodes[0].size <= SMALL:
             self._memo.keep(staged, after)
         return after
-
-    def joined(self, parents: Ints, counts: Sequence[int]) -> Region:
-        """The region with nodes whose pass is over, as `accept` gives it after `stage` of the same arguments.
-
-        Raises:
-            InvalidTree: a parent not before its child.
-        """
-        check_parents(parents, self.counts)
-        return self._with(parents, counts, None, partial(self.stage, parents, counts))
-
-    def _with(
-        self, parents: Ints, counts: Sequence[int], columns: Ints | None, staged: Callable[[], Staged]
-    ) -> Region:
-        """The region with nodes in these `columns`, None for their order, and what `staged` says of them."""
-        rows, n = parents.shape
-        stop = self.columns + n
-        # Padding takes the indices after the valid nodes, which are the next call's.
-        row, index = np.arange(rows)[:, None], self.counts[:, None] + np.arange(n)
-        above, places = np.zeros((2, rows, self._parents.shape[1] + n), np.int64)
-        above[:, :-n], places[:, :-n] = self._parents, self._places
-        above[row, index] = parents
-        places[row, index] = np.arange(self.columns, stop) if columns is None else columns
-        total, memo = self.counts + counts, self._memo
-        return Region(stop, total, above, places, memo, last=(self, staged), root=self.cleared())
 
     def keep(self, rows: Sequence[int]) -> Region:
         """The region of these rows only, in this order."""
@@ -281,10 +239,8 @@ class Region:
         if not self.columns:
             return empty
         at = np.array(rows, np.int64)
-        parents, places = self._parents[at], self._places[at]
-        bits, depths = self._seen
-        seen = bits[at], depths[at]
-        return Region(self.columns, self.counts[at], parents, places, Memo(), seen, root=empty)
+        nodes, bits = self._nodes.take(at, 1), self._bits[at]
+        return Region(self.columns, self.counts[at], nodes, bits, Memo(), empty)
 
     def accepted(self, paths: Sequence[Sequence[int]]) -> Accepted:
         """Columns of the nodes of every row's path, which names them by region index.
@@ -299,39 +255,108 @@ class Region:
             return known
         check_paths(paths, rows=len(self.counts))
         counts = np.array(list(map(len, paths)), np.int64)
-        nodes = np.fromiter(joined.from_iterable(paths), np.int64)
-        rows = np.arange(len(paths)).repeat(counts)
-        steps = np.arange(len(nodes)) - (counts.cumsum() - counts)[rows]
-        before = np.empty_like(nodes)
-        before[1:] = nodes[:-1]
-        before[steps == 0] = -1
-        there = nodes.view(np.uint64) < self.counts[rows].view(np.uint64)  # negative ones are large
-        if not there.all() or (self._parents[rows, nodes] != before).any():
-            for row, (path, count) in enumerate(zip(paths, self.counts, strict=True)):
-                check_path(path, self._parents[row, :count].tolist(), row=row)
-        accepted = Accepted(rows, self._places[rows, nodes], counts, steps)
-        if len(nodes) <= SMALL:
+        path = np.fromiter(joined.from_iterable(paths), np.int64)
+        rows, columns, steps, wrong = _walked(path, counts, self._nodes, self.counts)
+        if wrong >= 0:
+            check_path(paths[wrong], self._nodes[_PARENT, wrong, : self.counts[wrong]].tolist(), row=wrong)
+        accepted = Accepted(rows, columns, counts, steps)
+        if len(path) <= SMALL:
             self._memo.keep(key, accepted)
         return accepted
 
 
-def _close(bits: Bits, depths: Ints, above: Ints) -> None:
-    """Let every node see what its ancestors in this call see, and be as deep as they make it.
-
-    Every step looks twice as far up, so that there are as many as bits in the depth.
+@compiled
+def _staged(parents: Ints, have: Ints, nodes: Ints, seen: Bits, start: int) -> tuple[Bits, Ints, bool]:
+    """Bits and depths of the nodes of a call, and whether a parent of them is not before its child.
 
     Args:
-        bits: `[rows * (nodes + 1), words]`, changed in place.
-        depths: `[rows * (nodes + 1)]`, changed in place: the steps up to `above`, or the depth.
-        above: the parent `[rows, nodes]`, or `nodes` where it is not in this call.
+        parents: region indices `[rows, nodes]`.
+        have: nodes that every row has.
+        nodes: numbers of these.
+        seen: bits of these.
+        start: the column of the first new node.
     """
-    rows, n = above.shape
-    up = np.full((rows, n + 1), n)
-    up[:, :n] = above
-    up += np.arange(rows)[:, None] * (n + 1)
-    up = up.reshape(-1)
-    ends = up[n :: n + 1].repeat(n + 1)
-    while (up != ends).any():
-        bits |= bits.take(up, 0)
-        depths += depths.take(up)
-        up = up.take(up)
+    rows, n = parents.shape
+    bits = np.zeros((rows, n, (start + n + WORD - 1) // WORD), np.uint32)
+    depths = np.zeros((rows, n), np.int64)
+    for row in range(rows):
+        for node in range(n):
+            parent, column = parents[row, node], start + node
+            if not -1 <= parent < have[row] + node:
+                return bits, depths, True
+            if parent >= have[row]:
+                above = parent - have[row]
+                depths[row, node] = depths[row, above] + 1
+                for word in range(bits.shape[2]):
+                    bits[row, node, word] = bits[row, above, word]
+            elif parent >= 0:
+                depths[row, node] = nodes[_DEPTH, row, parent] + 1
+                for word in range(seen.shape[2]):
+                    bits[row, node, word] = seen[row, parent, word]
+            bits[row, node, column // WORD] |= np.uint32(1) << np.uint32(column % WORD)
+    return bits, depths, False
+
+
+@compiled
+def _accepted(
+    nodes: Ints,
+    seen: Bits,
+    have: Ints,
+    total: Ints,
+    parents: Ints,
+    columns: Ints | None,
+    depths: Ints,
+    bits: Bits,
+    start: int,
+) -> tuple[Ints, Bits]:
+    """The numbers and bits of `have` nodes of every row, followed by new ones up to `total`.
+
+    Args:
+        nodes: numbers of the former.
+        seen: their bits.
+        have: how many they are.
+        total: how many there will be.
+        parents: of the new ones, in the order of their call.
+        columns: of these; None for the order of the call.
+        depths: of them in column order.
+        bits: of them in column order.
+        start: the first of these columns.
+    """
+    rows, room = len(have), 0
+    for row in range(rows):
+        room = max(room, total[row])
+    after, sees = np.zeros((3, rows, room), np.int64), np.zeros((rows, room, bits.shape[2]), np.uint32)
+    for row in range(rows):
+        for index in range(have[row]):
+            for number in range(3):
+                after[number, row, index] = nodes[number, row, index]
+            for word in range(seen.shape[2]):
+                sees[row, index, word] = seen[row, index, word]
+        for node in range(total[row] - have[row]):
+            index, column = have[row] + node, node
+            if columns is not None:
+                column = columns[row, node] - start
+            after[_PARENT, row, index], after[_COLUMN, row, index] = parents[row, node], start + column
+            after[_DEPTH, row, index] = depths[row, column]
+            for word in range(bits.shape[2]):
+                sees[row, index, word] = bits[row, column, word]
+    return after, sees
+
+
+@compiled
+def _walked(path: Ints, counts: Ints, nodes: Ints, have: Ints) -> tuple[Ints, Ints, Ints, int]:
+    """Rows, columns and steps of the nodes of every row's path, one row after the other.
+
+    And the first row whose path is none; -1 where all are.
+    """
+    rows, columns, steps = np.zeros_like(path), np.zeros_like(path), np.zeros_like(path)
+    at = 0
+    for row in range(len(counts)):
+        last = -1
+        for step in range(counts[row]):
+            node = path[at]
+            if not 0 <= node < have[row] or nodes[_PARENT, row, node] != last:
+                return rows, columns, steps, row
+            rows[at], columns[at], steps[at] = row, nodes[_COLUMN, row, node], step
+            last, at = node, at + 1
+    return rows, columns, steps, -1

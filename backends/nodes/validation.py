@@ -102,10 +102,10 @@ def padded_nodes(
     if not parents.is_cpu or parents.dtype != torch.int64:
         parents = parents.to("cpu", torch.int64)
     if fewest < n:
-        padding = torch.arange(n).unsqueeze(0) >= torch.tensor(valid).unsqueeze(1)
-        parents = parents.masked_fill(padding, -1)
+        padding = np.arange(n) >= np.array(valid)[:, None]
+        parents = torch.from_numpy(np.where(padding, -1, parents.numpy()))
         if on_host:
-            tokens = tokens.masked_fill(padding, 0)
+            tokens = torch.from_numpy(np.where(padding, 0, tokens.numpy()))
     if on_host:
         ids = tokens.numpy()
         if ids.size and ids.view(np.uint64).max() >= vocab:  # negative ones are large

@@ -55,9 +55,10 @@ class WindowedPasses(PackedPasses):
             if not rows or not n:
                 return torch.empty(rows, n, self.vocab_size, dtype=self.model.dtype, device=self.device)
             staged = before.stage(parents.numpy(), valid)
+            after = before.accept(staged)
             inputs = self._tree_inputs(tokens, staged, before).in_window(sinks=sinks, window=window)
             logits, _ = self._runner.run(inputs)
             if not self._cache.plan.gathered:
                 self._cache.settle(slots=inputs.stop)
-            self._drafted = before.accept(staged)
+            self._drafted = after
         return logits

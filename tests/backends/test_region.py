@@ -58,8 +58,7 @@ def test_a_region_grown_call_by_call_sees_ancestors(reorder: bool, seed: int) ->
                 expected = {columns[row][ancestor] for ancestor in path}
                 assert set(np.flatnonzero(visible[row, node])) == expected
                 assert depths[row, node] == len(path) - 1
-        joins = staged.columns is None and rng.random() < 0.5
-        region = region.joined(call, counts) if joins else region.accept(staged)
+        region = region.accept(staged)
     assert region.counts.tolist() == [len(row) for row in parents]
     paths = [path_to(len(row) - 1, row) if row else [] for row in parents]
     expected_columns = [[row[node] for node in path] for row, path in zip(columns, paths, strict=True)]
@@ -134,6 +133,61 @@ def test_the_same_calls_again_give_what_they_gave() -> None:
     assert by_row(after.accepted([[0, 1], []])) == [[0, 1], []]
     with pytest.raises(InvalidTree, match="has parent 2"):
         after.stage(np.array([[2], [-1]]), [1, 1])
+
+
+def random_call(chance: random.Random, have: list[int], nodes: int) -> tuple[np.ndarray, list[int]]:
+    """Parents and counts of a call of up to `nodes` nodes after `have` ones of every row."""
+    counts = [chance.randint(0, nodes) for _ in have]
+    parents = np.full((len(have), nodes), -1)
+    for row, count in enumerate(counts):
+        parents[row, :count] = [chance.randint(-1, have[row] + node - 1) for node in range(count)]
+    return parents, counts
+
+
+@given(seed=st.integers(0, 999), reorder=st.booleans())
+def test_regions_after_two_calls_do_not_share_what_they_hold(seed: int, reorder: bool) -> None:
+    """Each of two calls that follow the same region leaves what it would leave alone."""
+    chance = random.Random(seed)
+    calls, have = [], [0, 0]
+    for _ in range(3):
+        calls.append(random_call(chance, have, chance.choice([1, 5, 40])))
+        have = have if calls[1:] else calls[0][1]
+    first, *later = calls
+
+    def held(call: tuple[np.ndarray, list[int]], before: Region) -> tuple[Region, Region]:
+        staged = before.stage(*call)
+        return before, before.accept(in_heavy_paths(staged) if reorder else staged)
+
+    before = Region.empty(2)
+    before = before.accept(before.stage(*first))
+    together = [held(call, before) for call in later]
+    for call, (_, after) in zip(later, together, strict=True):
+        alone = Region.empty(2)
+        _, expected = held(call, alone.accept(alone.stage(*first)))
+        assert after.counts.tolist() == expected.counts.tolist()
+        assert (after.depths == expected.depths).all()
+        for row, count in enumerate(after.counts):
+            for node in range(count):
+                below = np.full((2, 1), -1)
+                below[row] = node
+                sees = [one.stage(below, [1, 1]).visible for one in (after, expected)]
+                assert (sees[0] == sees[1]).all()
+
+
+@given(seed=st.integers(0, 999))
+def test_a_wrong_parent_is_named_wherever_it_is(seed: int) -> None:
+    chance, have, region = random.Random(seed), [0, 0, 0], Region.empty(3)
+    if chance.random() < 0.7:
+        call = random_call(chance, have, 4)
+        region, have = region.accept(region.stage(*call)), call[1]
+    parents, _ = random_call(chance, have, 6)
+    row, node = chance.randrange(3), chance.randrange(6)
+    own = have[row] + node
+    parents[row, node] = chance.choice([-2, -(2**62), own, own + 1, 2**62])
+    with pytest.raises(InvalidTree, match=f"Node {own} of row {row} has parent {parents[row, node]};"):
+        region.stage(parents, [6, 6, 6])
+    parents[row, node] = own - 1
+    assert region.stage(parents, [6, 6, 6]).visible[row, node, region.columns + node]
 
 
 @given(columns=st.integers(1, 70), seed=st.integers(0, 99))

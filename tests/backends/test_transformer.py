@@ -151,6 +151,16 @@ def test_a_path_in_place_is_not_copied(model: Any, monkeypatch: pytest.MonkeyPat
     assert moves == [[[0, 0], [9, 10], [8, 9]]]
 
 
+def test_nodes_that_are_not_kept_are_no_parents(model: Any) -> None:
+    backend, token = TransformerBackend(model), torch.tensor([[3]])
+    backend.prefill([torch.tensor([1, 2])])
+    root = torch.tensor([[-1]])
+    logits = backend.extend(token, root, keep=False)
+    with pytest.raises(InvalidTree, match="Node 0 of row 0 has parent 0"):
+        backend.extend(token, torch.tensor([[0]]))
+    assert torch.equal(backend.extend(token, root), logits)
+
+
 def test_overlapping_moves_read_before_they_write(model: Any) -> None:
     both = mirror(model)
     both.prefill([words(3)])
