@@ -57,3 +57,21 @@ def test_a_policy_is_checked_with_one_thread(draftwood, own_module):
     result = draftwood("check", "mine:Threads", "--models", 2)
     assert "checks passed" in result.output
     assert torch.get_num_threads() == 3
+
+
+WALKS = """
+import torch
+from draftwood.verifiers import RecursiveRejection
+
+class Walks(RecursiveRejection):
+    def verify(self, tree, target_probs, rng):
+        assert torch.get_num_threads() == 1
+        return super().verify(tree, target_probs, rng)
+"""
+
+
+def test_verifiers_are_proved_in_this_process_with_one_thread(draftwood, own_module):
+    own_module(WALKS)
+    result = draftwood("prove", "--policy", "chain", "--verifier", "mine:Walks", "--models", 1)
+    assert "mine:Walks" in result.output
+    assert torch.get_num_threads() == 3
