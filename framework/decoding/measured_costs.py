@@ -26,8 +26,12 @@ from draftwood.trees.request import Requests
 NODES = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32)
 """Small sizes, which many rows have, and those on both sides of where passes take a step."""
 
-REST_BUDGETS, REST_TOKENS, REST_TURNS = (1, 8), 16, 3
-"""Nodes without the root, tokens and turns of the texts that time the rest of a round."""
+REST_BUDGETS, REST_TOKENS, REST_TURNS = (1, 8), 24, 6
+"""Nodes without the root, tokens and turns of the texts that time the rest of a round.
+
+With 16 tokens and 3 turns a slow second of the machine, and the first rounds after a prompt, made small trees
+seem up to a tenth slower beside large ones.
+"""
 
 WARM_ROUNDS, WARM_SECONDS = 5, 0.05
 """Rounds of a size before one is timed, and seconds after which none is added."""

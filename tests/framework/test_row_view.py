@@ -27,6 +27,7 @@ from draftwood import (
     measure_costs,
 )
 from draftwood.decoding.experts_touched import experts_touched
+from draftwood.decoding.measured_costs import REST_TURNS
 from draftwood.drafters import ModelDrafter
 from draftwood.policies import Chain, DynamicDepth, Mixture, ThroughputDySpec
 from draftwood.protocols import policy_states
@@ -257,7 +258,7 @@ def test_the_rest_of_a_round_is_timed_as_rounds_of_that_temperature(
     measure_costs(
         ToyBackend(TARGET), drafter(DRAFT), nodes=(1,), contexts=(4,), repetitions=1, temperature=temperature
     )
-    assert judged == [(type(create("verifiers", name)), temperature)] * 12
+    assert judged == [(type(create("verifiers", name)), temperature)] * 4 * REST_TURNS
 
 
 def test_the_growth_of_a_layer_counts_with_its_draft_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +296,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
     busy.prefill([])
     with pytest.raises(InvalidInput, match="give numbers from 1"):
         measure_costs(busy, rows=())
-    with pytest.raises(InvalidInput, match="need 176 tokens of context, and the target has 100"):
+    with pytest.raises(InvalidInput, match="need 184 tokens of context, and the target has 100"):
         measure_costs(ToyBackend(TARGET, max_length=100))
 
 
