@@ -277,7 +277,7 @@ class PackedBackend(WindowedPasses):
             if n > REORDER_ABOVE and self._pass.by_bits:
                 staged = in_heavy_paths(staged)
             # Before the pass, after which nothing is left in the processor's caches.
-            after = region.accept(staged)
+            after = region.accept(staged) if keep else region
             inputs = self._tree_inputs(tokens, staged, region, keep=keep, prompt=prompt)
             self._drafted = None  # their slots are about to be written
             logits, features = self._runner.run(inputs)

@@ -29,8 +29,7 @@ NODES = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32)
 REST_BUDGETS, REST_TOKENS, REST_TURNS = (1, 8), 24, 6
 """Nodes without the root, tokens and turns of the texts that time the rest of a round.
 
-With 16 tokens and 3 turns a slow second of the machine, and the first rounds after a prompt, made the time of
-small trees up to a tenth too long, and that of large ones not.
+Fewer turns of shorter texts leave more to a slow second of the machine.
 """
 
 WARM_ROUNDS, WARM_SECONDS = 5, 0.05

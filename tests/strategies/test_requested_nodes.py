@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from draftwood import Requests
@@ -47,3 +48,24 @@ def test_as_many_nodes_are_known_as_were_asked_for() -> None:
     for number in range(count):
         assert fed(nodes, [number], lengths=[5], room=None) == [1]
     assert nodes.commit([[0] * count]) == [list(range(count))]
+
+
+@pytest.mark.parametrize("pending", [[[], []], [[], [8, 9]]], ids=["nothing pending", "one row has"])
+def test_logits_are_those_of_the_nodes_asked_for(pending: list[list[int]]) -> None:
+    nodes = RequestedNodes()
+    nodes.join([list(tokens) for tokens in pending])
+    asked = requests([-1, 0], [-1])
+    call = nodes.take(asked, lengths=[5, 4], room=None)
+    width = call.tokens.shape[1]
+    logits = torch.arange(2.0 * width * 3).view(2, width, 3)
+    expected, first = logits.tolist(), len(pending[1])
+    found = call.asked(logits).tolist()
+    assert found[0] == expected[0][:2]
+    assert found[1][:1] == expected[1][first : first + 1]
+
+
+def test_a_row_without_room_gets_no_proposal() -> None:
+    nodes = RequestedNodes()
+    nodes.join([[], []])
+    call = nodes.take(requests([-1], [-1]), lengths=[9, 4], room=8)
+    assert call.asked(torch.ones(2, 1, 3)).tolist() == [[[-torch.inf] * 3], [[1.0] * 3]]
