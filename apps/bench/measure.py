@@ -116,17 +116,18 @@ class Measurer:
         gc.unfreeze()
         self._writers.clear()
         self._warm.clear()
-        loaded = load(self.plan, pair, dtype)
+        loaded, text = load(self.plan, pair, dtype), list[int]()
         for name, data_set in self.sets.items():
             read = _read_as_chat if self.plan.chat else _read_as_text
             self._asked[name] = [read(loaded.tokenizer, prompt) for prompt in data_set.prompts]
             check_inputs(self.plan, loaded, data_set)
             if not more_than_tokens(loaded, data_set.prompts):
                 self._check_lengths(name, models.context(loaded.target))
+                text += [token for turns in self._asked[name] for token in turns[0]]
         for temperature in self.plan.temperatures:
             for spec in self.plan.contenders(temperature):
                 self._writers[spec.label, temperature] = writer(
-                    spec, loaded, temperature, self.plan.rows_in_passes
+                    spec, loaded, temperature, self.plan.rows_in_passes, text
                 )
         # Else Python searches all objects of the libraries for garbage now and then, and a fifth of a second
         # is added to whichever text is being written.

@@ -260,7 +260,13 @@ def _text_seconds(statistics: Statistics, seconds: float) -> float:
     return sum(ended.values())
 
 
-def writer(spec: Spec, loaded: models.Loaded, temperature: float, rows: Sequence[int] = (1,)) -> Writer:
+def writer(
+    spec: Spec,
+    loaded: models.Loaded,
+    temperature: float,
+    rows: Sequence[int] = (1,),
+    text: Sequence[int] = (),
+) -> Writer:
     """Returns the writer for `spec` on the models of a pair.
 
     Args:
@@ -268,6 +274,7 @@ def writer(spec: Spec, loaded: models.Loaded, temperature: float, rows: Sequence
         loaded: the models.
         temperature: of the target.
         rows: that batches will have, for strategies that weigh what their passes cost.
+        text: tokens of prompts, on which these passes are timed.
 
     Raises:
         DraftwoodError: the strategy and the models do not fit.
@@ -292,7 +299,7 @@ def writer(spec: Spec, loaded: models.Loaded, temperature: float, rows: Sequence
         drafter = drafters.create_drafter(chosen.drafter, chosen.drafter_options, loaded)
     sampling = SamplingParams(temperature=temperature)
     sharper = chosen.draft_temperature
-    costs = costs_for(chosen.policy, loaded.target, drafter, temperature=temperature, rows=rows)
+    costs = costs_for(chosen.policy, loaded.target, drafter, temperature=temperature, rows=rows, text=text)
     # Texts take long enough for the machine to change, and no one asks for the same ones again.
     followed = costs if costs is None or loaded.target.ranks is not None else FollowedCosts(costs)
     return Speculative(

@@ -299,7 +299,8 @@ def generate(
         given = encoded(loaded.tokenizer, texts, chat=chat)
     else:
         given = [encoded_chat(loaded.tokenizer, one, [""] * (len(one.chat) - 1)) for one in conversations]
-    decoder = method.decoder(loaded, [token for row in given for token in row])
+    text = [token for row in given for token in row]
+    decoder = method.decoder(loaded, text, plain=more is None)
 
     streamed = len(given) == 1 and not as_json
     generation = decoder.generate(

@@ -17,6 +17,7 @@ def costs_for(
     temperature: float,
     known: PassCosts | None = None,
     rows: Sequence[int] = (1,),
+    text: Sequence[int] = (),
 ) -> PassCosts | None:
     """Returns the costs that `policy` may read: `known` ones, or those that are measured now; else None.
 
@@ -27,6 +28,7 @@ def costs_for(
         temperature: of the target, in these rounds.
         known: of a file of `draftwood tune`.
         rows: of the passes that are measured.
+        text: tokens such as those that will be read; see `measure_costs`.
     """
     if known is not None or not policy.reads_row:
         return known
@@ -34,5 +36,11 @@ def costs_for(
     context = max(min((target.max_length or 512) // 4, 128), 1)
     machine = device_name(target.device)
     return measure_costs(
-        target, drafter, rows=rows, contexts=(context,), temperature=temperature, machine=machine
+        target,
+        drafter,
+        rows=rows,
+        contexts=(context,),
+        tokens=text,
+        temperature=temperature,
+        machine=machine,
     )

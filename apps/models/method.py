@@ -295,8 +295,13 @@ class Method:
             check_pair(known, loaded)
         return loaded
 
-    def decoder(self, loaded: models.Loaded, text: Sequence[int]) -> SpeculativeDecoder:
-        """The decoder; what a draft of other tokens costs on texts such as `text` goes to standard error."""
+    def decoder(
+        self, loaded: models.Loaded, text: Sequence[int], *, plain: bool = True
+    ) -> SpeculativeDecoder:
+        """Returns the decoder; standard error says what a draft of other tokens costs on texts like `text`.
+
+        Passes that a policy weighs are timed on such texts, where they are `plain`: tokens and nothing else.
+        """
         strategy, named = self.strategy, self.words.drafter
         drafts: Drafter
         if strategy.drafter:
@@ -314,7 +319,12 @@ class Method:
                 to_stderr(f"The target's defaults sample ({asked}); without --temperature this is greedy.")
         known = self.known.pass_costs if self.known else None
         costs = costs_for(
-            strategy.policy, loaded.target, drafts, temperature=self.sampling.temperature, known=known
+            strategy.policy,
+            loaded.target,
+            drafts,
+            temperature=self.sampling.temperature,
+            known=known,
+            text=text if plain else (),
         )
         return SpeculativeDecoder(loaded.target, drafts, strategy.policy, strategy.verifier, pass_costs=costs)
 

@@ -145,14 +145,15 @@ def many_rows(
     model.generation_config.eos_token_id = None
     backends = load(model), load(small)
     sizes = [int(size) for size in rows.split(",")]
+    texts = prompts_of(data, zoo.tokenizer(), -(-max(sizes) // 3))
     costs = measure_costs(
         backends[0],
         ModelDrafter(backends[1]),
         rows=sizes,
+        tokens=[token for text in texts for token in text],
         temperature=temperature,
         machine=device_name(),
     )
-    texts = prompts_of(data, zoo.tokenizer(), -(-max(sizes) // 3))
     verifier = create("verifiers", "recursive-rejection" if temperature else "greedy")
     law = "without-replacement" if temperature else "top-k"
     ways: dict[str, Way] = {}

@@ -98,10 +98,11 @@ def test_figures_of_a_batch_are_of_all_rows_and_of_one(batches):
 
 
 def test_passes_are_timed_with_every_number_of_requests_there_may_be(draftwood, tmp_path, monkeypatch):
-    timed = []
+    timed, texts = [], []
 
-    def measure(*_: Any, rows: tuple[int, ...], **__: Any) -> PassCosts:
+    def measure(*_: Any, rows: tuple[int, ...], tokens: list[int], **__: Any) -> PassCosts:
         timed.append(rows)
+        texts.append(tokens)
         table = PassTable.of(lambda nodes, rows, _: 1 + nodes * rows, nodes=(1, 9), rows=rows)
         return PassCosts(table, table)
 
@@ -110,7 +111,25 @@ def test_passes_are_timed_with_every_number_of_requests_there_may_be(draftwood, 
     run = draftwood("bench", "--to", tmp_path, *TINY, *words)
     assert run.exit_code == 0, run.output
     assert set(timed) == {(1, 2, 4, 6)}
+    # A policy knows what rounds of such texts take: a rejected node takes more time than an accepted one.
+    prompts = [prompt.text for prompt in data_sets(BenchPlan(prompts=5))[BUILT_IN].prompts]
+    read = [token for row in zoo.tokenizer()(prompts)["input_ids"] for token in row]
+    assert texts == [read] * len(texts)
     assert BenchPlan(rows=(6,)).rows_in_passes == (6,)
+
+
+def test_generate_times_passes_on_the_prompts_it_was_given(draftwood, monkeypatch):
+    texts = []
+
+    def measure(*_: Any, tokens: list[int], **__: Any) -> PassCosts:
+        texts.append(tokens)
+        return PassCosts(PassTable([(1, 1, 0, 1.0)]))
+
+    monkeypatch.setattr("draftwood.apps.models.costs.measure_costs", measure)
+    words = ("--target", "llama-7m", "--drafter", "llama-draft", "--policy", "throughput-dyspec")
+    run = draftwood("generate", *words, "--max-new-tokens", 2, "--prompt", "One", "--prompt", "Two three")
+    assert run.exit_code == 0, run.output
+    assert texts == [[token for row in zoo.tokenizer()(["One", "Two three"])["input_ids"] for token in row]]
 
 
 def test_requests_arrive_are_answered_and_shown_again(draftwood, tmp_path):
