@@ -226,6 +226,20 @@ def test_damaged_costs_are_refused(content: Any, words: str) -> None:
         PassCosts.of_file(content)
 
 
+def test_costs_work_out_their_hash_once() -> None:
+    # Every round looks up what was worked out from the same costs, and they may hold hundreds of points.
+    asked = []
+
+    class Name(str):
+        def __hash__(self) -> int:
+            asked.append(self)
+            return super().__hash__()
+
+    costs = PassCosts(PassTable([(1, 1, 0, 1.0)]), machine=Name("a machine"))
+    assert hash(costs) == hash(costs) == hash(attrs.evolve(costs))
+    assert len(asked) == 2  # of the costs, and of their copy
+
+
 def test_costs_are_measured_by_nodes_rows_and_context() -> None:
     target, drafts = ToyBackend(TARGET), drafter(DRAFT)
     costs = measure_costs(
