@@ -66,6 +66,7 @@ REMEDIES: Mapping[str, str] = {
     "copies": "Every row may hold a copy: keep what grow() needs in fields that survive copy and pickle.",
     "budget": "Count a node before it is added; the root does not count.",
     "chain": "Declare branches = True, or give a node one child at most.",
+    "fixed-shape": "Declare fixed_shape = False where a drawn token decides what a node gets.",
     "as-used": "Look for what happens in larger trees only: a depth, a budget, a vocabulary or a text beyond "
     "some size.",
     "nothing-to-propose": "A row of zeros proposes nothing: draw_children gives no tokens there, so end "

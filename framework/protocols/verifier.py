@@ -29,6 +29,7 @@ class Verifier(Protocol):
             siblings at once takes their law to be the drawing law, which only holds where their number
             tells nothing of them, and says no.
         branches: whether it judges trees that branch; otherwise it only judges chains.
+        fixed_shape: whether trees that it judges must have a fixed shape (see `TreePolicy`), or be chains.
         greedy: whether it only supports temperature 0.
         source: paper and algorithm.
     """
@@ -38,6 +39,7 @@ class Verifier(Protocol):
     declares_law: bool = False
     adaptive: bool = True
     branches: bool = True
+    fixed_shape: bool = False
     greedy: bool = False
     source: str = ""
 

@@ -40,6 +40,10 @@ class StaticTree(SingleLawPolicy):
     source = "Medusa, section 2.3.3; STree, section 5.3"
 
     @property
+    def fixed_shape(self) -> bool:  # type: ignore[override]
+        return not self.sort
+
+    @property
     def branches(self) -> bool:  # type: ignore[override]
         return any(len(ranks) > 1 for ranks in ranks_below(self.shape).values())
 

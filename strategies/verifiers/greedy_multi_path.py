@@ -29,7 +29,8 @@ class GreedyMultiPath(Verifier):
     fail where recursive rejection accepts the first child.
 
     Where a node branches whose paths are not chains of one length, the first of equal children is
-    followed, and its own children count as independent ones.
+    followed, and its own children count as independent ones. Which of the two it is may tell nothing of the
+    tokens, so trees that branch are judged only where no token decides on their shape.
 
     Cost: one sort of the vocabulary for every node of the path.
     Source: greedy multi-path block verification, arXiv 2602.16961; the law of the choice is derived as above.
@@ -37,6 +38,7 @@ class GreedyMultiPath(Verifier):
 
     laws = frozenset({WithReplacement})
     adaptive = False
+    fixed_shape = True
     source = "GBV, arXiv 2602.16961"
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:

@@ -23,6 +23,7 @@ from draftwood import (
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.policies.chain import Chain
+from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.layered_dyspec import LayeredDySpec
@@ -224,6 +225,12 @@ class Narrow(OverBudget):
     branches = False
 
 
+class Shapeless(DynaTree):
+    """Its thresholds look at drawn tokens."""
+
+    fixed_shape = True
+
+
 class Insists(Chain):
     """Takes it for granted that there is something to draw."""
 
@@ -250,6 +257,11 @@ class Stubborn(OverBudget):
         (OverBudget(), "budget", "drafts 2 nodes, over its budget of 1"),
         (Fickle(), "repeatable", "another tree from the same seed"),
         (Narrow(), "chain", "branches = False"),
+        (
+            Shapeless(depth=2, branching=2, budget=6, law="with-replacement"),
+            "fixed-shape",
+            "grows trees with",
+        ),
         (Insists(1), "nothing-to-propose", "Cannot draw"),
         (Stubborn(), "copies", "A deep copy of"),
     ],

@@ -24,6 +24,7 @@ from draftwood import (
 from draftwood.protocols import registry
 from draftwood.protocols.compatibility import check_strategy_fits
 from draftwood.strategies.policies.chain import Chain
+from draftwood.strategies.policies.dynatree import DynaTree
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.independent_paths import IndependentPaths
 from draftwood.strategies.policies.static_tree import StaticTree
@@ -37,7 +38,7 @@ from draftwood.strategies.verifiers.top_plus_one_traversal import TopPlusOneTrav
 from draftwood.strategies.verifiers.transport_block import TransportBlock
 from draftwood.strategies.verifiers.typical import Typical
 from draftwood.strategies.verifiers.walk import TreeWalk
-from draftwood.testing import ToyModel, assert_lossless, joint_law, target_law
+from draftwood.testing import LawBroken, ToyModel, assert_lossless, joint_law, target_law
 from draftwood.testing.proofs.block_efficiency import drawn_trees, one_round_law, optimal_tokens
 from tests.strategies.one_level import on_edges, one_level, pairs_of_distributions, real, toy
 
@@ -144,6 +145,21 @@ PATHS = {
 def test_the_best_of_several_paths_keeps_the_targets_law(policy):
     target, drafter = ToyModel(2, seed=1, sharpness=3.0), toy(2, seed=11)
     assert_lossless(policy, GreedyMultiPath(), target=target, drafter=drafter, prompt=(1, 0))
+
+
+def test_the_best_of_several_paths_refuses_trees_whose_shape_tokens_decide():
+    # Two equal children with a chain each are two paths. If another token had ended one of them, it is known
+    # that both are equal, and the next token is the better of two.
+    target, drafter = ToyModel(2, seed=1, sharpness=3.0), toy(2, seed=11)
+    for policy in (
+        DynaTree(2, branching=2, law="with-replacement"),
+        FixedTree(2, (2, 1), threshold=0.3, law="with-replacement"),
+    ):
+        with pytest.raises(IncompatibleStrategy, match="shape depends on drawn tokens"):
+            check_strategy_fits(policy, GreedyMultiPath())
+    dynatree = DynaTree(2, branching=2, law="with-replacement", budget=6)
+    with pytest.raises(LawBroken):
+        assert_lossless(dynatree, GreedyMultiPath(), target=target, drafter=drafter, prompt=(1, 0))
 
 
 def test_the_best_of_several_paths_is_between_one_path_and_the_optimum():

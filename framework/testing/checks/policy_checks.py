@@ -11,6 +11,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from draftwood.laws.proposals import WithReplacement
 from draftwood.laws.randomness import CounterRandomness
 from draftwood.protocols import TreePolicy, registry
 from draftwood.protocols.compatibility import needs_several_drafters
@@ -77,6 +78,8 @@ def policy_checks(
     if isinstance(getattr(policy, "budget", None), int):
         yield "budget", partial(check_budget, policy)
     yield "chain", partial(check_branches, policy)
+    if policy.fixed_shape and policy.laws == {WithReplacement}:
+        yield "fixed-shape", partial(check_fixed_shape, policy)
     yield "nothing-to-propose", partial(check_nothing_to_propose, policy)
     yield "copies", partial(check_copies, policy)
     if used is not None:
@@ -85,7 +88,7 @@ def policy_checks(
 
 def check_declaration(policy: TreePolicy, models: int) -> None:
     """It declares the laws of its trees, and whether they are adaptive, branch, or change by learning."""
-    assert_declared(policy, "adaptive", "branches", "learns", "reads_row")
+    assert_declared(policy, "adaptive", "branches", "fixed_shape", "learns", "reads_row")
     assert policy.scope in ("row", "batch"), (
         f"scope is {policy.scope!r}; declare 'row', or 'batch' where rows of a round share a budget."
     )
@@ -260,6 +263,18 @@ def check_branches(policy: TreePolicy, models: int) -> None:
             assert len(set(parents)) == len(parents), (
                 f"{policy} declares branches = False and grows a tree with the parents {parents}."
             )
+
+    for_models(grow, None, models)
+
+
+def check_fixed_shape(policy: TreePolicy, models: int) -> None:
+    """A policy that declares `fixed_shape` draws trees of one shape, where tokens do not run out."""
+
+    def grow(target: NextTokenModel, draft: NextTokenModel, other: NextTokenModel) -> None:
+        shapes = {tuple(tree.parents.tolist()) for tree in _trees(policy, draft, other)}
+        assert len(shapes) == 1, (
+            f"{policy} declares fixed_shape and grows trees with the parents {sorted(shapes)[:2]}."
+        )
 
     for_models(grow, None, models)
 

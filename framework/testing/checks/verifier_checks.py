@@ -117,7 +117,7 @@ def verifier_checks(
 
 def check_declaration(verifier: Verifier, models: int) -> None:
     """It declares the laws that it accepts, and its promises about them."""
-    assert_declared(verifier, "lossless", "declares_law", "adaptive", "branches", "greedy")
+    assert_declared(verifier, "lossless", "declares_law", "adaptive", "branches", "fixed_shape", "greedy")
     assert not (verifier.lossless and verifier.declares_law), (
         "lossless says that texts have the target's law, and declares_law that they have another; set "
         "lossless to False."

@@ -68,6 +68,10 @@ class ViewedPolicy(LearningPolicy[Any], BatchPolicy[Any]):
         return self.policy.branches
 
     @property
+    def fixed_shape(self) -> bool:  # type: ignore[override]
+        return self.policy.fixed_shape
+
+    @property
     def asks(self) -> frozenset[str]:  # type: ignore[override]
         return self.policy.asks
 

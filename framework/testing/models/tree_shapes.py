@@ -53,6 +53,10 @@ class ShapedPolicy(TreePolicy):
     adaptive: bool = False
 
     @property
+    def fixed_shape(self) -> bool:  # type: ignore[override]
+        return not self.adaptive
+
+    @property
     def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]
         return frozenset({self.law})
 
