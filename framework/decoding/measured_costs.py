@@ -62,8 +62,8 @@ def measure_costs(
         nodes: of every row, in target passes and draft calls.
         rows: of a pass.
         contexts: committed tokens of a row.
-        tokens: a text of which rows are read, best of prompts; default: tokens 0, 1, 2 and so on, of which
-            the target continues little as the draft does. A rejected node takes more time than an accepted
+        tokens: a text of which rows are read, best of prompts; default: tokens 0, 1, 2 and so on, after
+            which the draft guesses the target less often. A rejected node takes more time than an accepted
             one, and mixtures of experts route real text otherwise.
         temperature: of the target. It decides how children are drawn and judged, which is most of what a
             round takes outside of its passes.

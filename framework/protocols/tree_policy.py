@@ -34,7 +34,8 @@ class TreePolicy(Protocol):
             from earlier draws and independent random numbers. The order of its nodes is free. Verifiers that
             look at several siblings at once only accept such policies.
         branches: whether a node may have more than one child.
-        fixed_shape: whether trees have the same shape whatever tokens are drawn for them.
+        fixed_shape: whether trees have the same shape whatever tokens are drawn for them. Only verifiers that
+            need it ask, and not of chains; False is always safe.
         learns: whether it is a `LearningPolicy`, whose trees depend on earlier outcomes.
         scope: `"row"` where a tree depends on nothing of other rows; `"batch"` for a `BatchPolicy`.
         reads_row: whether it gets a `RowView` of each row: its length, the tokens left, its acceptance so
