@@ -32,6 +32,9 @@ class GreedyMultiPath(Verifier):
     followed, and its own children count as independent ones. Which of the two it is may tell nothing of the
     tokens, so trees that branch are judged only where no token decides on their shape.
 
+    Not lossless yet where a drafter proposes nothing after some tokens: paths then differ in length by what
+    was drawn. With two tokens the law was off by up to 0.013.
+
     Cost: one sort of the vocabulary for every node of the path.
     Source: greedy multi-path block verification, arXiv 2602.16961; the law of the choice is derived as above.
     """
