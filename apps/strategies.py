@@ -31,7 +31,7 @@ class Entry:
         summary: the first line of its docstring.
         laws: names of the proposal laws it proposes or verifies; with its defaults first.
         lossless: whether a verifier keeps the target's law; None where the question does not arise.
-        trees: which trees a verifier judges with its defaults: "any", "not adaptive", "of a fixed shape" or
+        trees: which trees a verifier judges with its defaults: "any", "not adaptive", "independent paths" or
             "chains".
         parts: what a recipe is made of: policy, verifier and drafter.
         settings: the settings of a recipe's paper.
@@ -121,8 +121,8 @@ def _laws_with(strategy: Any, **options: Any) -> list[str]:
 def _trees(kind: str, name: str) -> str:
     try:
         verifier = registry.create(kind, name)
-        if verifier.fixed_shape:
-            return "of a fixed shape"
+        if verifier.independent_paths:
+            return "independent paths"
         return "chains" if not verifier.branches else "any" if verifier.adaptive else "not adaptive"
     except Exception:  # needs options, or a third party's class fails
         return ""

@@ -36,6 +36,12 @@ REMEDIES: Mapping[str, str] = {
     "declared": "Usual causes: after a rejection it draws from the target instead of the residual "
     "max(declared - draft, 0), or it emits a bonus token at a leaf, where the draft's distribution is not "
     "known.",
+    "siblings": "Usual cause for a verifier that looks at all siblings at once: it takes them to be all the "
+    "tokens that the draft has.",
+    "silent": "A path that ends early is one that the draft had nothing for: judge it as a leaf.",
+    "views": "What a view says is known before anything is drawn, so it may decide which nodes are drawn, "
+    "and never which drawn ones are kept.",
+    "lossiness": "Give probabilities that are finite and sum to 1, and tokens that the tree holds.",
     "adaptive": "How many siblings there are tells something of their tokens. A verifier that looks at "
     "several siblings at once declares adaptive = False.",
     "corners": "Residuals vanish or divide by zero here. Where nothing is left, draw from the target; accept "
@@ -66,7 +72,8 @@ REMEDIES: Mapping[str, str] = {
     "copies": "Every row may hold a copy: keep what grow() needs in fields that survive copy and pickle.",
     "budget": "Count a node before it is added; the root does not count.",
     "chain": "Declare branches = True, or give a node one child at most.",
-    "fixed-shape": "Declare fixed_shape = False where a drawn token decides what a node gets.",
+    "independent-paths": "Declare independent_paths = False where two nodes branch, or one of two equal "
+    "paths ends.",
     "as-used": "Look for what happens in larger trees only: a depth, a budget, a vocabulary or a text beyond "
     "some size.",
     "nothing-to-propose": "A row of zeros proposes nothing: draw_children gives no tokens there, so end "
@@ -88,6 +95,8 @@ FOLLOWS: Mapping[str, str] = {
     "corners": "lossless",
     "rounds": "lossless",
     "adaptive": "lossless",
+    "siblings": "lossless",
+    "silent": "lossless",
     "deep": "lossless",
     "wide": "lossless",
     "arithmetic": "lossless",

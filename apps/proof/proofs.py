@@ -68,7 +68,7 @@ class Toys:
         )
 
     def drafter(self, several: bool) -> Drafter:
-        """A draft near the target, far from it, or sparse; two of them for policies of several drafters."""
+        """A draft near the target, far from it, sparse or silent; two for policies of several drafters."""
         one = self._draft(1)
         if not several:
             return one
@@ -77,6 +77,7 @@ class Toys:
 
     def _draft(self, which: int) -> Drafter:
         from draftwood.testing import ToyBackend, ToyModel
+        from draftwood.testing.models.proof_models import SilentModel
 
         target = self.target()
         model = ToyModel(
@@ -88,7 +89,9 @@ class Toys:
             mix=0.6,
             dtype=self.dtype,
         )
-        drafter: Drafter = create("drafters", "model", {"backend": ToyBackend(model)})
+        silent = SilentModel(model.vocab_size, model.seed, dtype=model.dtype, model=model)
+        served = silent if self.number % 5 == 1 else model
+        drafter: Drafter = create("drafters", "model", {"backend": ToyBackend(served)})
         return drafter
 
     @property
@@ -98,7 +101,7 @@ class Toys:
 
         small = TREES[: {2: 6, 3: 4, 4: 3}[self.vocab_size]]
         if self.rounds:
-            turn = self.number % len(small)
+            turn = (self.number + 2) % len(small)
         else:
             turns = {2: range(6), 3: (1, 0, 2), 4: (0,)}[self.vocab_size]
             turn = turns[self.number // _ROUNDS_EVERY % len(turns)]

@@ -101,8 +101,8 @@ def _misfit(policy: TreePolicy, verifier: Verifier) -> str | None:
         return f"does not verify the law {', '.join(sorted(law.__name__ for law in strange))}"
     if policy.adaptive and not verifier.adaptive:
         return "cannot verify adaptive trees"
-    if verifier.fixed_shape and policy.branches and not policy.fixed_shape:
-        return "cannot verify trees whose shape depends on drawn tokens, such as those"
+    if verifier.independent_paths and policy.branches and not policy.independent_paths:
+        return "only judges chains and independent paths, not the trees"
     if policy.branches and not verifier.branches:
         return "only judges chains, not the branching trees"
     return None

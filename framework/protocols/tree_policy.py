@@ -34,8 +34,9 @@ class TreePolicy(Protocol):
             from earlier draws and independent random numbers. The order of its nodes is free. Verifiers that
             look at several siblings at once only accept such policies.
         branches: whether a node may have more than one child.
-        fixed_shape: whether trees have the same shape whatever tokens are drawn for them. Only verifiers that
-            need it ask, and not of chains; False is always safe.
+        independent_paths: whether trees that branch are independent paths: one node branches, and below it
+            are chains of one length that only end before it where the draft proposes nothing. Only verifiers
+            that need it ask, and not of chains; False is always safe.
         learns: whether it is a `LearningPolicy`, whose trees depend on earlier outcomes.
         scope: `"row"` where a tree depends on nothing of other rows; `"batch"` for a `BatchPolicy`.
         reads_row: whether it gets a `RowView` of each row: its length, the tokens left, its acceptance so
@@ -48,7 +49,7 @@ class TreePolicy(Protocol):
     laws: frozenset[type[Proposal]]
     adaptive: bool = False
     branches: bool = True
-    fixed_shape: bool = False
+    independent_paths: bool = False
     learns: bool = False
     scope: Literal["row", "batch"] = "row"
     reads_row: bool = False

@@ -29,7 +29,7 @@ class Verifier(Protocol):
             siblings at once takes their law to be the drawing law, which only holds where their number
             tells nothing of them, and says no.
         branches: whether it judges trees that branch; otherwise it only judges chains.
-        fixed_shape: whether trees that it judges must have a fixed shape (see `TreePolicy`), or be chains.
+        independent_paths: whether trees that branch must be independent paths (see `TreePolicy`).
         greedy: whether it only supports temperature 0.
         source: paper and algorithm.
     """
@@ -39,7 +39,7 @@ class Verifier(Protocol):
     declares_law: bool = False
     adaptive: bool = True
     branches: bool = True
-    fixed_shape: bool = False
+    independent_paths: bool = False
     greedy: bool = False
     source: str = ""
 

@@ -72,7 +72,6 @@ class DynamicDepth(PolicyWrapper, LearningPolicy[DynamicDepthState]):
     depth: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
     history: bool = True
     target: float = attrs.field(default=0.9, validator=probability)
-    fixed_shape = False
     source = "Dynamic Depth Decoding; Draft & Verify"
 
     @property

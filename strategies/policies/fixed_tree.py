@@ -49,10 +49,6 @@ class FixedTree(SingleLawPolicy):
     source = "DynaTree, section 4.3; SpecInfer; RSD, algorithm 2 (RSD-C)"
 
     @property
-    def fixed_shape(self) -> bool:  # type: ignore[override]
-        return not self.threshold
-
-    @property
     def branches(self) -> bool:  # type: ignore[override]
         return max(self.levels) > 1
 

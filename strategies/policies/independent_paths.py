@@ -23,7 +23,7 @@ class IndependentPaths(TreePolicy):
     paths: int = attrs.field(default=4, validator=at_least(1))
     length: int = attrs.field(default=4, validator=at_least(1))
     laws = frozenset({WithReplacement})
-    fixed_shape = True
+    independent_paths = True
     source = "SpecTr, section 3"
 
     @property

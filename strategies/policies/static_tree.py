@@ -40,8 +40,12 @@ class StaticTree(SingleLawPolicy):
     source = "Medusa, section 2.3.3; STree, section 5.3"
 
     @property
-    def fixed_shape(self) -> bool:  # type: ignore[override]
-        return not self.sort
+    def independent_paths(self) -> bool:  # type: ignore[override]
+        below = ranks_below(self.shape)
+        lengths = {
+            len(node) + 1 for node, ranks in below.items() for rank in ranks if (*node, rank) not in below
+        }
+        return len(lengths) == 1 and sum(len(ranks) > 1 for ranks in below.values()) <= 1
 
     @property
     def branches(self) -> bool:  # type: ignore[override]

@@ -47,7 +47,3 @@ class PolicyWrapper(TreePolicy):
     @property
     def branches(self) -> bool:  # type: ignore[override]
         return self.policy.branches
-
-    @property
-    def fixed_shape(self) -> bool:  # type: ignore[override]
-        return self.policy.fixed_shape

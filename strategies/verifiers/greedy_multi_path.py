@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import attrs
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from draftwood import Outcome, Randomness, TokenTree, Verifier, WithReplacement
+from draftwood import IncompatibleStrategy, Outcome, Randomness, TokenTree, Verifier, WithReplacement
 from draftwood.laws.proposals import check_distribution
 from draftwood.strategies.verifiers.path_as_block import PathChoice, row64, verify_as_block
 from draftwood.strategies.verifiers.residual import Residual, SiblingLaw
@@ -28,12 +26,7 @@ class GreedyMultiPath(Verifier):
     Tokens of equal rank go by their number, so the choice is no draw from D even where T is D, and may then
     fail where recursive rejection accepts the first child.
 
-    Where a node branches whose paths are not chains of one length, the first of equal children is
-    followed, and its own children count as independent ones. Which of the two it is may tell nothing of the
-    tokens, so trees that branch are judged only where no token decides on their shape.
-
-    Not lossless yet where a drafter proposes nothing after some tokens: paths then differ in length by what
-    was drawn. With two tokens the law was off by up to 0.013.
+    Equal paths must go on or end together: if one ends that others outlive, it tells of what was drawn.
 
     Cost: one sort of the vocabulary for every node of the path.
     Source: greedy multi-path block verification, arXiv 2602.16961; the law of the choice is derived as above.
@@ -41,7 +34,7 @@ class GreedyMultiPath(Verifier):
 
     laws = frozenset({WithReplacement})
     adaptive = False
-    fixed_shape = True
+    independent_paths = True
     source = "GBV, arXiv 2602.16961"
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
@@ -54,24 +47,26 @@ class _LastInOrder(PathChoice):
     def __init__(self, tree: TokenTree, target_probs: Float[Tensor, "nodes vocab"]) -> None:
         self._tree, self._target = tree, target_probs
         self._tokens: list[int] = tree.tokens.tolist()
-        self._alike: list[int] | None = None  # nodes of equal paths, each with one child; None: one node
+        self._alike = [0]  # nodes of equal paths
         self._count, self._before = 1, 0.0  # of the paths, and the draft's share that ranks below them
 
     def child(self, node: int, here: Residual) -> tuple[int, SiblingLaw]:
-        if self._alike is None:
-            children = self._tree.children(node)
+        children = [below for one in self._alike for below in self._tree.children(one)]
+        if self._count == 1:
             self._count, self._before = len(children), 0.0
-        else:
-            children = [below for one in self._alike for below in self._tree.children(one)]
         draft = self._tree.proposals[node].conditional(0, ())
         check_distribution(draft, "The draft distribution of WithReplacement")
         law, ends, starts = self._law(row64(draft), row64(self._target[node]))
         best = max((self._tokens[one] for one in children), key=lambda token: float(ends[token]))
-        chosen = [one for one in children if self._tokens[one] == best]
+        self._alike = [one for one in children if self._tokens[one] == best]
         self._before = float(starts[best] / ends[best])
-        if self._alike is not None or (len(children) > 1 and _are_paths(self._tree, children)):
-            self._alike = chosen
-        return chosen[0], SiblingLaw(law)
+        below = sorted({len(self._tree.children(one)) for one in self._alike})
+        if self._count > 1 and below not in ([0], [1]):
+            raise IncompatibleStrategy(
+                f"GreedyMultiPath judges independent paths, and equal nodes of this tree have {below} "
+                "children; grow trees with IndependentPaths."
+            )
+        return self._alike[0], SiblingLaw(law)
 
     def _law(
         self, draft: Float[Tensor, " vocab"], target: Float[Tensor, " vocab"]
@@ -87,19 +82,3 @@ class _LastInOrder(PathChoice):
         powers = sum(ends**above * starts ** (self._count - 1 - above) for above in range(self._count))
         law = draft * powers
         return law / law.sum(), ends, starts
-
-
-def _are_paths(tree: TokenTree, nodes: list[int]) -> bool:
-    """Returns whether there are only chains of one length below the nodes."""
-    return (
-        len({tuple(_lengths(tree, node)) for node in nodes}) == 1 and len(list(_lengths(tree, nodes[0]))) == 1
-    )
-
-
-def _lengths(tree: TokenTree, node: int) -> Iterator[int]:
-    """Yields the depth of every leaf below a node."""
-    children = tree.children(node)
-    if not children:
-        yield int(tree.depths[node])
-    for child in children:
-        yield from _lengths(tree, child)

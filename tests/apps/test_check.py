@@ -16,8 +16,10 @@ from draftwood.apps.terminal.interrupts import never_dropped
 from draftwood.strategies.drafters.prompt_lookup import PromptLookup
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.verifiers.recursive_rejection import RecursiveRejection
+from draftwood.strategies.verifiers.typical import Typical
 from draftwood.testing import ToyBackend, ToyModel
 from draftwood.testing.checks.strategy_checks import checks_for
+from draftwood.testing.models.small_strategies import small_policies, small_verifiers
 from tests.framework.third_party import TargetAgain
 
 MINE = '''
@@ -209,7 +211,7 @@ def test_each_cause_is_told_once_and_the_first_one_first(draftwood, mine):
     assert told.count("boom") == 1
     assert "\nMend this first: RuntimeError in wrong.py, line 27.\n" in told
     assert "rounds" in told.partition("Most likely for the same cause: ")[2]
-    assert "11 of 12 checks failed." in raises
+    assert "12 of 13 checks failed." in raises
 
 
 def test_two_causes_are_both_told(draftwood, mine):
@@ -379,7 +381,9 @@ def test_a_module_that_does_not_import_says_why(refused, mine, code, message):
 
 def test_every_check_has_a_demand_and_a_remedy():
     drafter = PromptLookup(13)
-    for strategy in (DySpec(2), attrs.evolve(RecursiveRejection()), TargetAgain(), drafter):
+    registered = [named.strategy for named in (*small_policies(), *small_verifiers())]
+    own = (attrs.evolve(RecursiveRejection()), TargetAgain(), Typical(), drafter)
+    for strategy in (*registered, *own):
         for name, one in checks_for(strategy):
             assert one.demand.endswith("."), name
             assert name in REMEDIES or name.partition("-")[0] in REMEDIES, name

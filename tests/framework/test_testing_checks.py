@@ -225,10 +225,10 @@ class Narrow(OverBudget):
     branches = False
 
 
-class Shapeless(DynaTree):
+class Uneven(DynaTree):
     """Its thresholds look at drawn tokens."""
 
-    fixed_shape = True
+    independent_paths = True
 
 
 class Insists(Chain):
@@ -258,9 +258,9 @@ class Stubborn(OverBudget):
         (Fickle(), "repeatable", "another tree from the same seed"),
         (Narrow(), "chain", "branches = False"),
         (
-            Shapeless(depth=2, branching=2, budget=6, law="with-replacement"),
-            "fixed-shape",
-            "grows trees with",
+            Uneven(depth=2, branching=2, budget=6, law="with-replacement"),
+            "independent-paths",
+            "grows a tree with",
         ),
         (Insists(1), "nothing-to-propose", "Cannot draw"),
         (Stubborn(), "copies", "A deep copy of"),

@@ -38,7 +38,9 @@ from draftwood.strategies.verifiers.top_plus_one_traversal import TopPlusOneTrav
 from draftwood.strategies.verifiers.transport_block import TransportBlock
 from draftwood.strategies.verifiers.typical import Typical
 from draftwood.strategies.verifiers.walk import TreeWalk
-from draftwood.testing import LawBroken, ToyModel, assert_lossless, joint_law, target_law
+from draftwood.testing import ToyModel, assert_lossless, joint_law, target_law
+from draftwood.testing.models.proof_models import ProofModels
+from draftwood.testing.models.small_strategies import toy_drafter
 from draftwood.testing.proofs.block_efficiency import drawn_trees, one_round_law, optimal_tokens
 from tests.strategies.one_level import on_edges, one_level, pairs_of_distributions, real, toy
 
@@ -81,8 +83,9 @@ def test_the_first_token_has_the_targets_law(law, verifier, pair):
 def test_three_tokens_over_rounds_have_the_targets_law(law, verifier):
     # Independent siblings have the most trees.
     vocab, budget = (2, 4) if law is WithReplacement else (3, 3)
+    paths = IndependentPaths(2, 2) if verifier.independent_paths else None
     assert_lossless(
-        FixedTree(2, (2, 1), budget, law=law),
+        paths or FixedTree(2, (2, 1), budget, law=law),
         verifier,
         target=ToyModel(vocab, seed=1, sharpness=3.0),
         drafter=toy(vocab, seed=11),
@@ -137,29 +140,39 @@ def test_a_transported_block_is_optimal_on_chains_and_over_one_level(shape, seed
 PATHS = {
     "paths": IndependentPaths(2, 2),
     "paths below a trunk": StaticTree(((0,), (0, 0), (0, 1), (0, 0, 0), (0, 1, 0)), "with-replacement"),
-    "a node that branches twice": FixedTree(2, (2, 2), 4, law="with-replacement"),
 }
 
 
 @pytest.mark.parametrize("policy", PATHS.values(), ids=PATHS)
-def test_the_best_of_several_paths_keeps_the_targets_law(policy):
-    target, drafter = ToyModel(2, seed=1, sharpness=3.0), toy(2, seed=11)
-    assert_lossless(policy, GreedyMultiPath(), target=target, drafter=drafter, prompt=(1, 0))
+@pytest.mark.parametrize("silent", [False, True])
+def test_the_best_of_several_paths_keeps_the_targets_law(policy, silent):
+    # Paths that end after a token differ in length, and are as independent as before.
+    models = ProofModels(ToyModel(2, seed=1, sharpness=3.0), (ToyModel(2, seed=11),))
+    models = models.silent_after(0, start=2) if silent else models
+    drafter = toy_drafter(policy, *models.drafts)
+    assert_lossless(policy, GreedyMultiPath(), target=models.target, drafter=drafter, prompt=(1, 1))
 
 
-def test_the_best_of_several_paths_refuses_trees_whose_shape_tokens_decide():
-    # Two equal children with a chain each are two paths. If another token had ended one of them, it is known
-    # that both are equal, and the next token is the better of two.
-    target, drafter = ToyModel(2, seed=1, sharpness=3.0), toy(2, seed=11)
-    for policy in (
+@pytest.mark.parametrize(
+    "policy",
+    [
         DynaTree(2, branching=2, law="with-replacement"),
         FixedTree(2, (2, 1), threshold=0.3, law="with-replacement"),
-    ):
-        with pytest.raises(IncompatibleStrategy, match="shape depends on drawn tokens"):
-            check_strategy_fits(policy, GreedyMultiPath())
-    dynatree = DynaTree(2, branching=2, law="with-replacement", budget=6)
-    with pytest.raises(LawBroken):
-        assert_lossless(dynatree, GreedyMultiPath(), target=target, drafter=drafter, prompt=(1, 0))
+        FixedTree(2, (2, 2), law="with-replacement"),
+        StaticTree(((0,), (1,), (0, 0)), "with-replacement"),
+    ],
+    ids=str,
+)
+def test_the_best_of_several_paths_refuses_other_trees(policy):
+    # Where one of two equal nodes ends, or branches again, its children are not the better of two.
+    with pytest.raises(IncompatibleStrategy, match="only judges chains and independent paths"):
+        check_strategy_fits(policy, GreedyMultiPath())
+    p = real([0.0, 1.0, 0.0])
+    tree = TreeBuilder(0)
+    first, _ = tree.add_children(0, [1, 1], WithReplacement(p))
+    tree.add_children(first, [1], WithReplacement(p))
+    with pytest.raises(IncompatibleStrategy, match="equal nodes of this tree have .0, 1. children"):
+        GreedyMultiPath().verify(tree.finish(), p.expand(4, 3), CounterRandomness.seeded(1))
 
 
 def test_the_best_of_several_paths_is_between_one_path_and_the_optimum():
@@ -267,7 +280,7 @@ def test_typical_acceptance_takes_the_longest_and_then_the_likeliest_path():
 
 
 @attrs.frozen
-class Grows(FixedTree):
+class Grows(StaticTree):
     """A policy that says that its later siblings depend on earlier tokens."""
 
     adaptive = True
@@ -276,9 +289,9 @@ class Grows(FixedTree):
 @pytest.mark.parametrize("verifier", [v for v in LOSSLESS if not v.adaptive], ids=named)
 def test_who_looks_at_several_siblings_refuses_adaptive_trees(verifier):
     (law,) = verifier.laws
-    check_strategy_fits(FixedTree(1, 2, law=law), verifier)
+    check_strategy_fits(StaticTree("2/", law), verifier)
     with pytest.raises(IncompatibleStrategy, match=r"adaptive trees of Grows; .*recursive-rejection"):
-        check_strategy_fits(Grows(1, 2, law=law), verifier)
+        check_strategy_fits(Grows("2/", law), verifier)
 
 
 def test_every_verifier_is_registered():

@@ -11,7 +11,6 @@ import attrs
 import torch
 from torch import Tensor
 
-from draftwood.laws.proposals import WithReplacement
 from draftwood.laws.randomness import CounterRandomness
 from draftwood.protocols import TreePolicy, registry
 from draftwood.protocols.compatibility import needs_several_drafters
@@ -78,8 +77,8 @@ def policy_checks(
     if isinstance(getattr(policy, "budget", None), int):
         yield "budget", partial(check_budget, policy)
     yield "chain", partial(check_branches, policy)
-    if policy.fixed_shape and policy.laws == {WithReplacement}:
-        yield "fixed-shape", partial(check_fixed_shape, policy)
+    if policy.independent_paths and policy.branches:
+        yield "independent-paths", partial(check_independent_paths, policy)
     yield "nothing-to-propose", partial(check_nothing_to_propose, policy)
     yield "copies", partial(check_copies, policy)
     if used is not None:
@@ -88,7 +87,7 @@ def policy_checks(
 
 def check_declaration(policy: TreePolicy, models: int) -> None:
     """It declares the laws of its trees, and whether they are adaptive, branch, or change by learning."""
-    assert_declared(policy, "adaptive", "branches", "fixed_shape", "learns", "reads_row")
+    assert_declared(policy, "adaptive", "branches", "independent_paths", "learns", "reads_row")
     assert policy.scope in ("row", "batch"), (
         f"scope is {policy.scope!r}; declare 'row', or 'batch' where rows of a round share a budget."
     )
@@ -218,26 +217,27 @@ def check_lossless(policy: TreePolicy, models: int) -> None:
     Law P speaks of siblings and paths. Here nodes that are neither may betray each other, as where two
     branches share a draw: also over drafts that look at one token, which give one distribution to many nodes.
     """
-    for toys, prompt, tokens in (
-        (PROOF_MODELS[0], PROMPT, 3),
-        (PROOF_MODELS[1], PROMPT, 3),
-        (bigram_models(2), (1, 0, 1), 4),
-    ):
-        drafter = toy_drafter(policy, *toys.drafts)
-        trees = drawn_trees(policy, drafter, prompt=prompt)
-        for name in ("recursive-rejection", "traversal"):
-            verifier = registry.create("verifiers", name)
-            if fits(policy, verifier):
-                assert_lossless(
-                    policy,
-                    verifier,
-                    target=toys.target,
-                    drafter=drafter,
-                    prompt=prompt,
-                    tokens=tokens,
-                    rounds=1,
-                    trees=trees,
-                )
+    _prove_lossless(policy, PROOF_MODELS[0], PROMPT, tokens=3)
+    _prove_lossless(policy, PROOF_MODELS[1], PROMPT, tokens=3)
+    _prove_lossless(policy, bigram_models(2), (1, 0, 1), tokens=4)
+
+
+def _prove_lossless(policy: TreePolicy, toys: ProofModels, prompt: tuple[int, ...], *, tokens: int) -> None:
+    drafter = toy_drafter(policy, *toys.drafts)
+    trees = drawn_trees(policy, drafter, prompt=prompt)
+    for name in ("recursive-rejection", "traversal"):
+        verifier = registry.create("verifiers", name)
+        if fits(policy, verifier):
+            assert_lossless(
+                policy,
+                verifier,
+                target=toys.target,
+                drafter=drafter,
+                prompt=prompt,
+                tokens=tokens,
+                rounds=1,
+                trees=trees,
+            )
 
 
 def check_budget(policy: TreePolicy, models: int) -> None:
@@ -267,22 +267,36 @@ def check_branches(policy: TreePolicy, models: int) -> None:
     for_models(grow, None, models)
 
 
-def check_fixed_shape(policy: TreePolicy, models: int) -> None:
-    """A policy that declares `fixed_shape` draws trees of one shape, where tokens do not run out."""
-
-    def grow(target: NextTokenModel, draft: NextTokenModel, other: NextTokenModel) -> None:
-        shapes = {tuple(tree.parents.tolist()) for tree in _trees(policy, draft, other)}
-        assert len(shapes) == 1, (
-            f"{policy} declares fixed_shape and grows trees with the parents {sorted(shapes)[:2]}."
-        )
-
-    for_models(grow, None, models)
+def check_independent_paths(policy: TreePolicy, models: int) -> None:
+    """A policy that declares `independent_paths` grows chains below one node, and equal ones end together."""
+    for toys in (*PROOF_MODELS[:2], *_silent_models()):
+        for tree in _trees(policy, *toys.drafts):
+            branching = [node for node in range(len(tree)) if len(tree.children(node)) > 1]
+            ends: dict[tuple[int, ...], bool] = {}
+            for node in range(len(tree)):
+                text = tuple(tree.tokens[tree.path(node)].tolist())
+                goes_on = bool(tree.children(node))
+                if len(branching) > 1 or ends.setdefault(text, goes_on) != goes_on:
+                    raise AssertionError(
+                        f"{policy} declares independent_paths and grows a tree with the tokens "
+                        f"{tree.tokens.tolist()} and the parents {tree.parents.tolist()}."
+                    )
 
 
 def check_nothing_to_propose(policy: TreePolicy, models: int) -> None:
-    """Without proposals from the drafter, a tree obeys law P and holds at most the policy's own guesses."""
+    """Without proposals from the drafter, a tree obeys law P and holds at most the policy's own guesses.
+
+    Where there are none after one of the tokens, law P holds and what is emitted has the target's law.
+    """
     silent = ConstantModel(VOCAB, p=torch.zeros(VOCAB, dtype=torch.float64))
     assert_proposal_law(policy, toy_drafter(policy, silent, silent), prompt=PROMPT)
+    for toys in _silent_models():
+        prove_law(policy, toys)
+        _prove_lossless(policy, toys, PROMPT, tokens=3)
+
+
+def _silent_models() -> list[ProofModels]:
+    return [toys.silent_after(VOCAB - 1, start=len(PROMPT)) for toys in PROOF_MODELS[:2]]
 
 
 def check_repeatable(policy: TreePolicy, models: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -45,6 +45,7 @@ from draftwood.testing.models.tree_shapes import (
     ShapedPolicy,
     ShapeTrees,
     TooNarrow,
+    are_paths,
 )
 from draftwood.testing.proofs.checked_verifier import CheckedVerifier
 from draftwood.testing.proofs.decoded_laws import assert_decoded_laws
@@ -103,6 +104,7 @@ def verifier_checks(
             yield f"deep-{law.__name__}", partial(check_deep, verifier, law)
             yield f"wide-{law.__name__}", partial(check_wide, verifier, law)
             yield f"arithmetic-{law.__name__}", partial(check_arithmetic, verifier, law)
+            yield f"silent-{law.__name__}", partial(check_silent, verifier, law)
             if verifier.branches and not verifier.adaptive and not _may_repeat(law):
                 yield f"siblings-{law.__name__}", partial(check_siblings, verifier, law)
         yield "rounds", partial(check_rounds, verifier)
@@ -117,7 +119,9 @@ def verifier_checks(
 
 def check_declaration(verifier: Verifier, models: int) -> None:
     """It declares the laws that it accepts, and its promises about them."""
-    assert_declared(verifier, "lossless", "declares_law", "adaptive", "branches", "fixed_shape", "greedy")
+    assert_declared(
+        verifier, "lossless", "declares_law", "adaptive", "branches", "independent_paths", "greedy"
+    )
     assert not (verifier.lossless and verifier.declares_law), (
         "lossless says that texts have the target's law, and declares_law that they have another; set "
         "lossless to False."
@@ -166,7 +170,7 @@ def check_adaptive(verifier: Verifier, law: type[Proposal], models: int) -> None
 
 def check_deep(verifier: Verifier, law: type[Proposal], models: int) -> None:
     """The target's law holds down to depth 4, with any numbering of the nodes and with padding."""
-    deep = DEEP if verifier.branches else DEEP_CHAINS
+    deep = judged_by(verifier, DEEP) or DEEP_CHAINS
     (toys,) = served_models(verifier, [narrow_models(5, (3, 2, 2, 2), drafters=2)])
     for shape in deep.values():
         # Where chain and leaf together are too many outcomes, the chain is proved by itself.
@@ -222,6 +226,15 @@ def check_arithmetic(verifier: Verifier, law: type[Proposal], models: int) -> No
             prove_round(verifier, shape, law, toys.of(dtype))
 
 
+def check_silent(verifier: Verifier, law: type[Proposal], models: int) -> None:
+    """The target's law comes out where drafts propose nothing after one of the tokens."""
+    for toys in served_models(verifier, PROOF_MODELS[:2]):
+        for shape in shapes(verifier, "a chain below each of two", "chain of 2", "one with two"):
+            policy, silent = ShapedPolicy(shape, law), toys.silent_after(VOCAB - 1)
+            drafter = toy_drafter(policy, *silent.drafts)
+            assert_lossless(policy, verifier, target=silent.target, drafter=drafter, tokens=3, rounds=1)
+
+
 def check_rounds(verifier: Verifier, models: int) -> None:
     """Several rounds of the production loop, in which the extra token is the next root."""
     law = min(laws_of(verifier), key=lambda law: (law.several_drafters, law.__name__))
@@ -259,14 +272,7 @@ def check_bad_input(verifier: Verifier, models: int) -> None:
     @given(data=st.data())
     @check_settings(max(models, 1) * 5)
     def judge(data: st.DataObject) -> None:
-        tree = data.draw(
-            token_trees(
-                VOCAB,
-                max_nodes=4,
-                max_children=3 if verifier.branches else 1,
-                laws=laws_of(verifier),
-            )
-        )
+        tree = data.draw(judged_trees(verifier))
         if data.draw(st.booleans()):
             tree = with_tokens(tree, data.draw(st.permutations(range(VOCAB))))
         rows = [data.draw(targets(verifier.greedy)) for _ in range(len(tree))]
@@ -291,9 +297,7 @@ def check_repeatable(verifier: Verifier, models: int) -> None:
     @given(data=st.data(), seed=st.integers(0, 2**32))
     @check_settings(models)
     def twice(data: st.DataObject, seed: int) -> None:
-        laws = laws_of(verifier)
-        width = 3 if verifier.branches else 1
-        tree = data.draw(token_trees(VOCAB, max_nodes=4, max_children=width, laws=laws))
+        tree = data.draw(judged_trees(verifier))
         target = torch.stack([data.draw(targets(verifier.greedy)) for _ in range(len(tree))])
         before = target.clone()
         marginals = {node: law.marginal(0).clone() for node, law in tree.proposals.items()}
@@ -312,16 +316,13 @@ def check_repeatable(verifier: Verifier, models: int) -> None:
 
 def check_together(verifier: Verifier, models: int) -> None:
     """Judging rows together gives the same outcomes, and draws as many numbers, as one by one."""
-    laws = laws_of(verifier)
-    width = 3 if verifier.branches else 1
 
     @given(data=st.data(), seed=st.integers(0, 2**32))
     @check_settings(models)
     def both(data: st.DataObject, seed: int) -> None:
         # Kernels only judge float32.
         dtype = data.draw(st.sampled_from([torch.float32, torch.float64]))
-        grown = token_trees(VOCAB, max_nodes=4, max_children=width, laws=laws, dtype=dtype)
-        trees = data.draw(st.lists(grown, min_size=1, max_size=4))
+        trees = data.draw(st.lists(judged_trees(verifier, dtype), min_size=1, max_size=4))
         rows = [
             torch.stack([data.draw(targets(verifier.greedy)) for _ in range(len(tree))]).to(dtype)
             for tree in trees
@@ -334,6 +335,18 @@ def check_together(verifier: Verifier, models: int) -> None:
             )
 
     both()
+
+
+def judged_trees(verifier: Verifier, dtype: torch.dtype = torch.float64) -> st.SearchStrategy[TokenTree]:
+    """Draws trees of up to four drafted nodes that `verifier` judges, whatever their tokens."""
+    return token_trees(
+        VOCAB,
+        max_nodes=4,
+        max_children=3 if verifier.branches else 1,
+        laws=laws_of(verifier),
+        independent_paths=verifier.independent_paths,
+        dtype=dtype,
+    )
 
 
 def prove_round(
@@ -378,8 +391,17 @@ def affordable(
 
 def shapes(verifier: Verifier, *names: str) -> list[Shape]:
     """Returns the shapes that `verifier` judges; if any of these are in `names`, only those."""
-    all_shapes = {**CHAINS, **BRANCHING} if verifier.branches else CHAINS
-    return [shape for name, shape in all_shapes.items() if not names or name in names]
+    judged = {**CHAINS, **judged_by(verifier, BRANCHING)}
+    return [shape for name, shape in judged.items() if not names or name in names]
+
+
+def judged_by(verifier: Verifier, branching: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Returns which of these shapes, all of which branch, `verifier` judges."""
+    return {
+        name: shape
+        for name, shape in branching.items()
+        if verifier.branches and (are_paths(shape) or not verifier.independent_paths)
+    }
 
 
 def targets(one_hot: bool) -> st.SearchStrategy[Tensor]:

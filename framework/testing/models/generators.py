@@ -67,17 +67,24 @@ def token_trees(
     max_nodes: int = 6,
     max_children: int = 3,
     laws: Sequence[type[Proposal]] | None = None,
+    independent_paths: bool = False,
     dtype: torch.dtype = torch.float64,
 ) -> TokenTree:
     """Trees of up to `max_nodes` drafted nodes in any shape, whose children may come from their proposals.
 
-    `laws` are the laws of the proposals (None: all registered laws), `dtype` their dtype.
+    `laws` are the laws of the proposals (None: all registered laws), `dtype` their dtype. With
+    `independent_paths` the root branches, into chains of one length.
     """
     tree = TreeBuilder(draw(st.integers(0, vocab_size - 1)))
+    paths = draw(st.integers(0, max_children)) if independent_paths else 0
+    last = paths * draw(st.integers(0, max_nodes // paths)) if paths else 0
     node = 0
     while node < len(tree):
         room = min(max_children, max_nodes + 1 - len(tree))
-        count = draw(st.integers(0, room)) if room else 0
+        if independent_paths:
+            count = (1 if node else paths) if len(tree) <= last else 0
+        else:
+            count = draw(st.integers(0, room)) if room else 0
         if count:
             law = draw(st.sampled_from(list(registered_laws() if laws is None else laws)))
             tree.add_children(node, *draw(_children(law, count, vocab_size, dtype)))

@@ -63,6 +63,25 @@ class TiedModel(NextTokenModel):
         return ((2 * self.model.logits(text)).round() / 2).to(self.dtype)
 
 
+@final
+@attrs.frozen(eq=False)
+class SilentModel(NextTokenModel):
+    """The logits of `model`, and nothing to propose after the token `after`: all are minus infinity.
+
+    Attributes:
+        start: length of the text at the root, which is answered whatever its last token.
+    """
+
+    model: NextTokenModel = attrs.field(kw_only=True)
+    after: int = attrs.field(default=0, kw_only=True)
+    start: int = attrs.field(default=1, kw_only=True)
+
+    def logits(self, text: Sequence[int]) -> Tensor:
+        logits = self.model.logits(text)
+        silent = len(text) > self.start and text[-1] == self.after
+        return (torch.full_like(logits, -torch.inf) if silent else logits).to(self.dtype)
+
+
 @attrs.frozen
 class ProofModels:
     """A target and the models that draft for it; policies of several drafters ask them one after another."""
@@ -84,6 +103,14 @@ class ProofModels:
         """Returns the models with drafts to which tokens are equally likely."""
         tied = tuple(TiedModel(draft.vocab_size, model=draft) for draft in self.drafts)
         return ProofModels(self.target, tied)
+
+    def silent_after(self, token: int, *, start: int = 1) -> ProofModels:
+        """Returns the models with silent drafts after `token`, below a text of length `start`."""
+        drafts = (
+            SilentModel(draft.vocab_size, draft.seed, model=draft, after=token, start=start)
+            for draft in self.drafts
+        )
+        return ProofModels(self.target, tuple(drafts))
 
     def of(self, dtype: torch.dtype) -> ProofModels:
         """Returns the models with logits of `dtype`."""

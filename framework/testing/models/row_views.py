@@ -68,8 +68,8 @@ class ViewedPolicy(LearningPolicy[Any], BatchPolicy[Any]):
         return self.policy.branches
 
     @property
-    def fixed_shape(self) -> bool:  # type: ignore[override]
-        return self.policy.fixed_shape
+    def independent_paths(self) -> bool:  # type: ignore[override]
+        return self.policy.independent_paths
 
     @property
     def asks(self) -> frozenset[str]:  # type: ignore[override]

@@ -31,14 +31,27 @@ BRANCHING: dict[str, Shape] = {
     "two, the first with a child": (((),), ()),
     "two, the second with a child": ((), ((),)),
     "one with two": (((), ()),),
+    "a chain below each of two": (((),), ((),)),
 }
-
 
 DEEP: dict[str, Shape] = {
     "chain of 4 and a leaf": ((((((),),),), ())),
     "a chain of 2 below each of two": ((((),),), (((),),)),
     "a pair below each of two": (((), ()), ((), ())),
 }
+
+
+def are_paths(shape: Shape) -> bool:
+    """Returns whether one node at most branches, into chains of one length."""
+    while len(shape) == 1:
+        shape = shape[0]
+    return len(set(shape)) <= 1 and all(_is_chain(below) for below in shape)
+
+
+def _is_chain(shape: Shape) -> bool:
+    while len(shape) == 1:
+        shape = shape[0]
+    return not shape
 
 
 @attrs.frozen
@@ -53,8 +66,8 @@ class ShapedPolicy(TreePolicy):
     adaptive: bool = False
 
     @property
-    def fixed_shape(self) -> bool:  # type: ignore[override]
-        return not self.adaptive
+    def independent_paths(self) -> bool:  # type: ignore[override]
+        return not self.adaptive and are_paths(self.shape)
 
     @property
     def laws(self) -> frozenset[type[Proposal]]:  # type: ignore[override]
