@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any
 from weakref import WeakSet
 
+from draftwood.base.free_memory import free_memory
 from draftwood.base.machine_faults import machine_fault
 
 FIXED_BYTES = 256 * 2**20
-"""Bytes of weights that forms of fixed sizes may hold together: none of a large model, which gains little."""
+"""Bytes of weights that forms of fixed sizes may hold together, however little memory is free."""
 
-OFTEN = 160
-"""Runs after which a form of fixed sizes pays: a growing text leaves the sizes of its buffers earlier."""
+SHARE = 8
+"""One form may have this part of the memory that is free: an eighth."""
+
+OFTEN = 20
+"""Runs before a form of fixed sizes is thought of: a growing text may leave the sizes of its buffers soon."""
+
+PAYS = 4
+"""Times as long as compiling took that passes have taken before a form of fixed sizes pays."""
 
 
 class Compiled:
@@ -20,31 +28,37 @@ class Compiled:
 
     Attributes:
         form: the one whose inputs may have any size.
+        seconds: that it takes to compile one.
     """
 
     def __init__(self, model: Any, compile_one: Callable[[Any], Any]) -> None:
         """Compile `model` by `compile_one`."""
         constants = (one for one in model.get_ops() if one.get_type_name() == "Constant")
-        held = sum(one.get_byte_size() for one in constants)
-        self.form = compile_one(model)
-        self._compile, self._most = compile_one, FIXED_BYTES // max(held, 1)
-        self._model = model if self._most else None
+        self._held = sum(one.get_byte_size() for one in constants)
+        self._compile, self._model, self.seconds = compile_one, model, 0.0
         self._fixed: WeakSet[Any] = WeakSet()
+        self.form = self._timed(model)
 
     def fixed(self, sizes: Sequence[Sequence[int]]) -> Any:
-        """Returns a form for inputs of these sizes; None where so many are in use that there is no room.
+        """Returns a form for inputs of these sizes; None where there is no room for one more.
 
-        Where passes are short, it takes a fifth to a quarter less time: OpenVINO works out nothing about
-        sizes in a pass. Compiling it takes as long as about a hundred passes, and it has its own copy of all
-        weights.
+        A pass takes an eighth to a quarter less time: OpenVINO works out nothing about sizes in it. And it
+        is not made ready anew after passes of other sizes, such as prompts, which costs a third of a pass.
+        But the form has its own copy of all weights.
         """
-        if len(self._fixed) >= self._most:
+        together = (len(self._fixed) + 1) * self._held
+        if together > FIXED_BYTES and self._held > free_memory() // SHARE:
             return None
-        assert self._model is not None
         model = self._model.clone()
         model.reshape({place: list(size) for place, size in enumerate(sizes)})
-        form = self._compile(model)
+        form = self._timed(model)
         self._fixed.add(form)
+        return form
+
+    def _timed(self, model: Any) -> Any:
+        started = perf_counter()
+        form = self._compile(model)
+        self.seconds = max(self.seconds, perf_counter() - started)
         return form
 
 
@@ -56,7 +70,7 @@ class BoundRequest:
         self._request = self._form.create_infer_request()
         self._inputs: dict[int, Any] = {}
         self._outputs: dict[int, Any] = {}
-        self._runs = 0
+        self._runs, self._spent, self._settled = 0, 0.0, False
 
     def read(self, place: int, tensor: Any) -> None:
         """From now on read an input from `tensor`, whose size does not change."""
@@ -70,11 +84,14 @@ class BoundRequest:
 
     def run(self) -> None:
         """Run once. OpenVINO's `infer` would also copy all outputs."""
-        self._runs += 1
-        if self._runs == OFTEN:
+        if not self._settled and self._runs >= OFTEN and self._spent >= PAYS * self._compiled.seconds:
+            self._settled = True
             self._fix()
+        started = perf_counter()
         self._request.start_async()
         self._request.wait()
+        self._runs += 1
+        self._spent += perf_counter() - started
 
     def _fix(self) -> None:
         sizes = [list(self._inputs[place].shape) for place in sorted(self._inputs)]

@@ -22,7 +22,7 @@ from draftwood.backends.model.model_pass import ModelPass
 from draftwood.backends.openvino import kept_models
 from draftwood.backends.openvino.bound_request import Compiled
 from draftwood.backends.openvino.function import PassFunction
-from draftwood.backends.openvino.graph_changes import fold_numbers, in_float32, keep_mlps_apart
+from draftwood.backends.openvino.graph_changes import fold_numbers, in_float32, keep_mlps_apart, widen_weights
 from draftwood.base.errors import DraftwoodError, InvalidInput, UnsupportedModel
 from draftwood.base.machine_faults import machine_fault
 
@@ -207,9 +207,11 @@ def compiled(
 def _compiled(core: Any, model: Any, *, dtype: torch.dtype, weights: Weights | None) -> Compiled:
     """OpenVINO's compiled forms of `model`, for as many threads as torch has now."""
     threads = torch.get_num_threads()
-    if threads == 1 and dtype == torch.bfloat16:
+    if dtype == torch.bfloat16:
         model = model.clone()
-        keep_mlps_apart(model)
+        widen_weights(model)
+        if threads == 1:
+            keep_mlps_apart(model)
     options = {
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,

@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers.utils import logging as hf_logging
 
@@ -66,17 +68,22 @@ class Past:
         return [None if pair is None else (next(left), next(left)) for pair in self.layers]
 
     def added(self, kind: BufferKind, *, rows: int, nodes: int) -> Tensor:
-        """Returns zeros where a pass can leave what it adds to the arena of `kind`."""
-        buffers = self.buffers.count(kind)
-        return torch.zeros(buffers, rows, kind.heads, nodes, kind.dim, dtype=kind.dtype)
+        """Returns zeros `[rows, buffers * kv_heads, nodes, head_dim]`: room for what an arena gets."""
+        heads = self.buffers.count(kind) * kind.heads
+        return torch.zeros(rows, heads, nodes, kind.dim, dtype=kind.dtype)
+
+    @staticmethod
+    def as_arena(kind: BufferKind, added: NDArray[Any]) -> NDArray[Any]:
+        """Returns a view of such room, `[buffers, rows, kv_heads, nodes, head_dim]` as arenas are."""
+        return np.moveaxis(added.reshape(len(added), -1, kind.heads, *added.shape[2:]), 1, 0)
 
     def stacked(self, added: Sequence[Pair]) -> list[Tensor]:
-        """Returns `added` keys and values `[rows, kv_heads, nodes, head_dim]` as the arenas hold them."""
+        """Returns `added` keys and values `[rows, kv_heads, nodes, head_dim]`, by arena, as `added` says."""
         tensors = [tensor for pair in added for tensor in pair]
         stacks = []
         for arena in self.arenas:
             of_kind = zip(tensors, self.buffers, strict=True)
-            stacks.append(torch.stack([one.to(arena.dtype) for one, kind in of_kind if kind == arena]))
+            stacks.append(torch.cat([one.to(arena.dtype) for one, kind in of_kind if kind == arena], 1))
         return stacks
 
 
@@ -95,7 +102,7 @@ class PassFunction(torch.nn.Module):
       `[rows, ...]`, and all vectors of older columns, `[rows, old, ...]`.
 
     It gives logits `[rows, wanted, vocab]`, features `[rows, nodes, width]` where they are read, for
-    every arena of `past` the keys and values of the nodes, `[buffers, rows, kv_heads, nodes, head_dim]`, and
+    every arena of `past` the keys and values of the nodes, `[rows, buffers * kv_heads, nodes, head_dim]`, and
     for every kind of vectors the vectors of the nodes, `[layers, rows, nodes, ...]`.
 
     Attributes:

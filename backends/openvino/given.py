@@ -79,7 +79,11 @@ class GivenLayer(CacheLayerMixin):
 
 
 class GivenCache(Cache):
-    """A cache of `GivenLayer`."""
+    """A cache of `GivenLayer`.
+
+    Attributes:
+        slots: of the past keys and values, the same in all layers.
+    """
 
     def __init__(
         self, past: Sequence[Pair | None], *, apart: bool, before: Sequence[Pair] | None = None
@@ -93,6 +97,7 @@ class GivenCache(Cache):
         """
         # Where no layer keeps any, none is asked for them.
         like: Any = next((pair for pair in past if pair is not None), None)
+        self.slots = 0 if like is None else like[0].shape[2]
         self._keeps = [pair is not None for pair in past]
         added = iter(before or ())
         self._given = [
@@ -175,30 +180,35 @@ def attend_apart(
     """
     if options.get("position_bias") is not None or attention_mask is None:
         raise UnsupportedModel("its attention adds a bias, or takes no mask")
-    past_keys, past_values = _current.get().past_of(key)
-    rows, heads, nodes, dim = query.shape
-    kv_heads = key.shape[1]
-    group, slots = heads // kv_heads, past_keys.shape[2]
-    past_keys, past_values = past_keys.to(key.dtype), past_values.to(value.dtype)
-    scale = dim**-0.5 if scaling is None else scaling
-    packed = (query * scale).reshape(rows, kv_heads, group * nodes, dim)
+    cache = _current.get()
+    past_keys, past_values = (
+        past.to(new.dtype) for past, new in zip(cache.past_of(key), (key, value), strict=True)
+    )
+    # As numbers: sizes that a trace follows cost an engine several operations a layer.
+    heads, kv_heads, dim, value_dim = (
+        int(size) for size in (query.shape[1], key.shape[1], query.shape[3], value.shape[3])
+    )
+    group = heads // kv_heads
+
+    def grouped(tensor: Tensor) -> Tensor:
+        # Nodes of all heads of a group, head by head.
+        return tensor.reshape(tensor.shape[0], kv_heads, -1, tensor.shape[3])
+
+    packed = grouped(query * (dim**-0.5 if scaling is None else scaling))
     scores = torch.cat([packed @ past_keys.transpose(2, 3), packed @ key.transpose(2, 3)], 3)
-    scores = scores.view(rows, kv_heads, group, nodes, -1)
     if (cap := options.get("softcap")) is not None:
         scores = cap * torch.tanh(scores / cap)
-    if attention_mask.shape[1] == 1:
-        scores = scores + attention_mask.unsqueeze(1)
-    else:
-        scores = scores + attention_mask.view(rows, kv_heads, group, nodes, -1)
+    one_for_all = int(attention_mask.shape[1]) == 1
+    scores = scores + (attention_mask.repeat(1, 1, group, 1) if one_for_all else grouped(attention_mask))
     if (sinks := options.get("s_aux")) is not None:
-        sink = sinks.view(1, kv_heads, group, 1, 1).to(scores.dtype).expand(rows, -1, -1, nodes, -1)
-        weights = torch.cat([scores, sink], 4).softmax(4)[..., :-1]
+        sink = sinks.view(1, heads, 1, 1).to(scores.dtype).expand(scores.shape[0], -1, query.shape[2], -1)
+        weights = torch.cat([scores, grouped(sink)], 3).softmax(3)[..., :-1]
     else:
-        weights = scores.softmax(4)
-    weights = weights.reshape(rows, kv_heads, group * nodes, -1).to(value.dtype)
-    out = weights[..., :slots] @ past_values + weights[..., slots:] @ value
-    out = out.view(rows, kv_heads, group, nodes, -1).reshape(rows, heads, nodes, -1)
-    return out.transpose(1, 2).contiguous(), None
+        weights = scores.softmax(3)
+    weights = weights.to(value.dtype)
+    out = weights[..., : cache.slots] @ past_values + weights[..., cache.slots :] @ value
+    by_head = out.reshape(out.shape[0], kv_heads, group, -1, value_dim).permute(0, 3, 1, 2, 4)
+    return by_head.reshape(by_head.shape[0], -1, heads, value_dim), None
 
 
 AttentionInterface.register(APART, attend_apart)

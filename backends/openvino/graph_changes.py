@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import torch
+
 NESTED = frozenset({"If", "Loop", "TensorIterator"})
 """Kinds of nodes that hold graphs."""
 
@@ -61,6 +64,30 @@ def in_float32(model: Any) -> None:
         if kind == narrow:
             result.input(0).replace_source_output(opset13.convert(result.input_value(0), narrow).output(0))
     model.validate_nodes_and_infer_types()
+
+
+def widen_weights(model: Any) -> None:
+    """Put weights of matrices in float32 in place of their conversion from bfloat16.
+
+    OpenVINO makes a float32 copy of such weights for every form that it compiles, before it packs them in the
+    precision that it runs in. Of weights in float32 it makes none: all forms share them, and are compiled in
+    a third to a half of the time.
+    """
+    import openvino
+
+    for node in model.get_ops():
+        if node.get_type_name() != "Convert" or node.get_output_element_type(0) != openvino.Type.f32:
+            continue
+        source = node.input_value(0).get_node()
+        readers = node.output(0).get_target_inputs()
+        if source.get_type_name() != "Constant" or source.get_element_type() != openvino.Type.bf16:
+            continue
+        if all(reader.get_node().get_type_name() == "MatMul" for reader in readers):
+            bits = torch.from_numpy(source.data.view(np.int16).copy())
+            wide = openvino.Tensor(bits.view(torch.bfloat16).float().numpy())
+            number = openvino.op.Constant(wide, shared_memory=True)
+            for reader in readers:
+                reader.replace_source_output(number.output(0))
 
 
 def keep_mlps_apart(model: Any) -> None:

@@ -56,7 +56,7 @@ class LevelsFunction(torch.nn.Module):
     past keys and values, as in `PassFunction`.
 
     It gives the tokens, parents and values of all candidates as `GrowingLevels.packed`, and for every arena
-    the keys and values of all nodes, level by level.
+    the keys and values of all nodes, level by level, as `PassFunction` does.
     """
 
     def __init__(self, function: PassFunction, sizes: LevelsSizes) -> None:
@@ -171,7 +171,10 @@ class LevelsCall:
             function.past.added(kind, rows=sizes.rows, nodes=sizes.nodes + sum(sizes.widths[1:]))
             for kind in function.past.arenas
         ]
-        self._written = [as_numpy(tensor) for tensor in self._added]
+        self._written = [
+            function.past.as_arena(kind, as_numpy(tensor))
+            for kind, tensor in zip(function.past.arenas, self._added, strict=True)
+        ]
         self._requests: OrderedDict[int, Reading] = OrderedDict()
 
     def _arrays(self, slots: int) -> Arrays:

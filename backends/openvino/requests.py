@@ -143,7 +143,7 @@ class Request:
         for place, kind in enumerate(function.past.arenas):
             tensor = function.past.added(kind, rows=rows, nodes=nodes)
             self._request.write(self._first + place, as_engine(tensor))
-            self.added.append(as_numpy(tensor))
+            self.added.append(function.past.as_arena(kind, as_numpy(tensor)))
 
     def fill(self, inputs: PassInputs, *, longest: int | None) -> None:
         """Take over tokens, positions and what nodes see."""

@@ -61,6 +61,9 @@ def engines(
     tokens: Annotated[int, typer.Option(help="Tokens written after every prompt.", min=2)] = 64,
     prompts: Annotated[int, typer.Option(help="Prompts per domain.", min=1)] = 4,
     repetitions: Annotated[int, typer.Option(help="Of all.", min=1)] = 3,
+    warm_up: Annotated[
+        float, typer.Option(help="Seconds that each writes for before it is timed.", min=0)
+    ] = 30,
     threads: Annotated[int, typer.Option(help="Of torch and of every engine.", min=1)] = 2,
     data: Annotated[Path | None, typer.Option(help="Held-out prompts; default: built-in ones.")] = None,
     output: Annotated[Path | None, typer.Option(help="A CSV file with a line for every text.")] = None,
@@ -115,7 +118,7 @@ def engines(
         f"{dtype}, {recipe} of {depth} levels; {len(texts)} prompts, "
         f"{tokens} tokens each, {repetitions} times"
     )
-    turns = taken(contenders, texts, count=tokens, repetitions=repetitions)
+    turns = taken(contenders, texts, count=tokens, repetitions=repetitions, warm_up=warm_up)
     for line in table(contenders, turns):
         typer.echo(line)
     if output is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import cycle, groupby
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
@@ -19,9 +19,6 @@ from draftwood.apps.bench import intervals
 
 PROBE = 512
 """Rows of the square matrices that the probe multiplies."""
-
-WARM_UP = 16
-"""Tokens of the texts that are not timed."""
 
 
 @attrs.frozen
@@ -52,15 +49,26 @@ class Turn:
 
 
 def taken(
-    contenders: Sequence[Contender], prompts: Sequence[list[int]], *, count: int, repetitions: int
+    contenders: Sequence[Contender],
+    prompts: Sequence[list[int]],
+    *,
+    count: int,
+    repetitions: int,
+    warm_up: float,
 ) -> list[Turn]:
-    """Every contender over all prompts, in turns prompt by prompt, after short texts that are not timed.
+    """Every contender over all prompts, in turns prompt by prompt, after texts that are not timed.
+
+    Each contender first writes a text for every prompt, and goes on until it has written for `warm_up`
+    seconds: engines compile what returns often.
 
     Each prompt begins with another contender, so that none always follows the same one.
     """
     for contender in contenders:
-        for prompt in prompts:  # meets the shapes
-            contender.write(prompt, min(count, WARM_UP))
+        started = perf_counter()
+        for number, prompt in enumerate(cycle(prompts)):
+            if number >= len(prompts) and perf_counter() - started >= warm_up:
+                break
+            contender.write(prompt, count)
     turns, texts = list[Turn](), dict[tuple[str, int, int], list[int]]()
     for repetition in range(repetitions):
         for number, prompt in enumerate(prompts):

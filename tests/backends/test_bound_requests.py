@@ -30,6 +30,7 @@ def fixed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         found.append(request._form is not request._compiled.form)
 
     monkeypatch.setattr(bound_request, "OFTEN", 3)
+    monkeypatch.setattr(bound_request, "PAYS", 0)
     monkeypatch.setattr(BoundRequest, "_fix", noting)
     return found
 
@@ -81,10 +82,41 @@ def test_where_there_is_no_room_the_form_for_any_size_goes_on(
     fixed: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bound_request, "FIXED_BYTES", 0)
+    monkeypatch.setattr(bound_request, "free_memory", lambda: 0)
     backend = load(tiny(), engine="openvino")
     backend.prefill([torch.tensor(words(9))])
     passes(backend, 5)
     assert fixed == [False]
+
+
+def test_a_form_is_made_where_an_eighth_of_the_free_memory_holds_it(
+    fixed: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bound_request, "FIXED_BYTES", 0)
+    engine: Any = load(tiny(), engine="openvino")
+    engine.prefill([torch.tensor(words(9))])
+    passes(engine, 1)
+    held = engine._runner._converted.compiled._held
+    for free in (8 * held - 1, 8 * held):
+        monkeypatch.setattr(bound_request, "free_memory", lambda free=free: free)
+        passes(engine, 4)
+        engine._runner._requests.clear()
+    assert fixed == [False, True]
+
+
+def test_a_form_is_made_once_passes_have_taken_as_long_as_it_pays(
+    fixed: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bound_request, "PAYS", 4)
+    engine: Any = load(tiny(), engine="openvino")
+    engine.prefill([torch.tensor(words(9))])
+    passes(engine, 5)
+    assert fixed == []
+    compiled = engine._runner._converted.compiled
+    request = max((one._request for one in engine._runner._requests.values()), key=lambda one: one._runs)
+    compiled.seconds = request._spent / 4
+    passes(engine, 2)
+    assert fixed == [True]
 
 
 def test_forms_make_room_when_their_requests_go(fixed: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +124,9 @@ def test_forms_make_room_when_their_requests_go(fixed: list[bool], monkeypatch: 
     engine.prefill([torch.tensor(words(9))])
     passes(engine, 1)
     compiled = engine._runner._converted.compiled
-    compiled._most = 1
+    # Room for one.
+    monkeypatch.setattr(bound_request, "FIXED_BYTES", compiled._held)
+    monkeypatch.setattr(bound_request, "free_memory", lambda: 0)
     passes(engine, 4)
     engine.extend(torch.tensor([[5]]), torch.tensor([[-1]]))
     for token in range(8):
