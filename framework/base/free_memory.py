@@ -1,21 +1,35 @@
-"""Memory that is free on this machine, as far as its operating system tells."""
+"""Memory that this machine has left, as far as its operating system tells."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
-LIMITED, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+MACHINE = Path("/proc/meminfo")
+"""What Linux tells of the machine."""
+
+LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
 """What Linux tells a container of its own memory."""
 
 
 def free_memory() -> int:
-    """Returns the bytes that are free, no more than a container has left; 0 where that is not known."""
+    """Returns the bytes that programs can have, no more than a container has left; 0 if that is not known."""
+    left = _left_on_the_machine()
     try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):  # not on every system
-        return 0
-    try:
-        return max(min(free, int(LIMITED.read_text()) - int(USED.read_text())), 0)
+        return max(min(left, int(LIMIT.read_text()) - int(USED.read_text())), 0)
     except (OSError, ValueError):  # no container, or one without a limit
-        return max(free, 0)
+        return left
+
+
+def _left_on_the_machine() -> int:
+    try:
+        # Unlike the pages below, it counts what files in memory hold, which is given up for programs.
+        if found := re.search(r"^MemAvailable:\s+(\d+) kB$", MACHINE.read_text(), re.MULTILINE):
+            return int(found[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return max(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), 0)
+    except (AttributeError, OSError, ValueError):  # no such number on this system
+        return 0
