@@ -34,6 +34,7 @@ CAUGHT = {
     "padding judged as nodes": "deep-Deterministic",
     "the fifth sibling is accepted": "wide-Deterministic",
     "the residual's four largest entries alone": "wide-Deterministic",
+    "paths told from other trees by the drawn shape": "silent-WithReplacement",
     "a residual remembered from another call": "lossless-Deterministic",
     "one stream for all rows": "together",
     "class order that peeks at a later sibling's token": "lossless-WithoutReplacement",

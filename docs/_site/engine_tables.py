@@ -116,19 +116,24 @@ def summary() -> str:
         order |= dict.fromkeys(way_of(name)[0] for name in run.contenders())
         for rounded in dict.fromkeys(rounded for _, rounded in best):
             here = {way: name for (way, bits), name in best.items() if bits == rounded}
-            columns[run.title(rounded)] = {way: _ratio(run.of(name), base) for way, name in here.items()}
+            # Another run of a target adds its rounded weights only.
+            columns.setdefault(
+                run.title(rounded), {way: _ratio(run.of(name), base) for way, name in here.items()}
+            )
     rows = [f"| | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
     rows += [f"| {way} | {' | '.join(column.get(way, '') for column in columns.values())} |" for way in order]
     return "\n".join([*rows, "", _said(against)])
 
 
 def _against(run: Run) -> list[str]:
-    """Returns the ratio of draftwood's best to the best of all others, for each rounding."""
+    """Returns the ratio of draftwood's best to the best of all others, for each rounding that both have."""
     best, found = _best_by_way(run), []
     for rounded in dict.fromkeys(rounded for _, rounded in best):
         here = {way: name for (way, bits), name in best.items() if bits == rounded}
-        ours = _best(run, (name for way, name in here.items() if way.startswith(OURS)))
-        other = _best(run, (name for way, name in here.items() if not way.startswith(OURS)))
+        sides = [[name for way, name in here.items() if way.startswith(OURS) == own] for own in (True, False)]
+        if not all(sides):
+            continue
+        ours, other = (_best(run, side) for side in sides)
         found.append(f"{_ratio(run.of(ours), run.of(other))} ({run.title(rounded)}, {way_of(other)[0]})")
     return found
 

@@ -10,7 +10,7 @@ MACHINE = Path("/proc/meminfo")
 """What Linux tells of the machine."""
 
 LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-"""What Linux tells a container of its own memory."""
+"""What Linux tells a container of its memory."""
 
 
 def free_memory() -> int:

@@ -11,9 +11,10 @@ from torch import Tensor
 from draftwood import Outcome, Proposal, Randomness, TokenTree
 from draftwood.strategies.verifiers.class_ordered_rejection import ClassOrderedRejection
 from draftwood.strategies.verifiers.class_ordered_traversal import ClassOrderedTraversal
+from draftwood.strategies.verifiers.greedy_multi_path import GreedyMultiPath, _LastInOrder
 from draftwood.strategies.verifiers.orders.class_order import ClassTries
 from draftwood.strategies.verifiers.orders.class_window import ClassWindow, RemainingDraft
-from draftwood.strategies.verifiers.residual import SiblingLaw
+from draftwood.strategies.verifiers.residual import Residual, SiblingLaw
 from draftwood.strategies.verifiers.traversal import Traversal
 from draftwood.strategies.verifiers.typical import Typical
 from tests.mutations.mistake import Mistake
@@ -216,6 +217,25 @@ def _verifier(name: str, story: str, wrong: Any, right: Any = Tokenwise) -> Mist
     return Mistake(name, story, "verifier", right, wrong)
 
 
+def _last_depth(tree: TokenTree, node: int) -> int:
+    """Returns the depth at which the chain below a node ends."""
+    while children := tree.children(node):
+        (node,) = children
+    return int(tree.depths[node])
+
+
+_child = _LastInOrder.child
+
+
+def _paths_by_the_drawn_shape(self: _LastInOrder, node: int, here: Residual) -> tuple[int, SiblingLaw]:
+    """Equal nodes are one path where others of the drawn chains are shorter."""
+    tree, branches = self._tree, self._count == 1
+    found = _child(self, node, here)
+    if branches and len({_last_depth(tree, child) for child in tree.children(node)}) > 1:
+        self._alike, self._count = [found[0]], 1
+    return found
+
+
 MISTAKES = [
     _verifier(
         "the target for the residual, in float32 only",
@@ -232,6 +252,13 @@ MISTAKES = [
             (ClassTries, "_window", _peeking_window),
             (ClassWindow, "open", classmethod(_open_by_token)),  # type: ignore[arg-type]
         ],
+    ),
+    Mistake(
+        "paths told from other trees by the drawn shape",
+        "a draft that is silent after some tokens ends chains early",
+        "verifier",
+        GreedyMultiPath,
+        patches=[(_LastInOrder, "child", _paths_by_the_drawn_shape)],
     ),
     _verifier("wrong from the third sibling on", "a law kept from the second", WrongFromTheThirdSibling),
     _verifier("the fifth sibling is accepted", "a buffer of four", FifthSiblingFree),
