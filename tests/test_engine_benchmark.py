@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from time import sleep
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -92,7 +93,7 @@ def test_contenders_take_turns_and_texts_are_compared_with_the_first_of_the_same
         Contender("rounded", noted("rounded", [1, 3]), weights="int8", texts="rounded"),
         Contender("ours", noted("ours", [1, 2]), ours=True),
     ]
-    turns = taken(contenders, [[5], [6]], count=3, repetitions=2)
+    turns = taken(contenders, [[5], [6]], count=3, repetitions=2, warm_up=0)
     assert {turn.contender: turn.equal for turn in turns} == {
         "plain": True,
         "other": False,
@@ -103,6 +104,20 @@ def test_contenders_take_turns_and_texts_are_compared_with_the_first_of_the_same
     assert timed[:4] == ["plain", "other", "rounded", "ours"]
     assert timed[4:8] == ["other", "rounded", "ours", "plain"]
     assert [turn.repetition for turn in turns] == [0] * 8 + [1] * 8
+
+
+def test_contenders_write_for_a_while_before_they_are_timed() -> None:
+    written = list[int]()
+
+    def write(prompt: list[int], count: int) -> Written:
+        written.append(prompt[0])
+        sleep(0.02)
+        return Written([1] * count)
+
+    turns = taken([Contender("slow", write)], [[5], [6]], count=3, repetitions=1, warm_up=0.09)
+    assert len(turns) == 2
+    assert 4 <= len(written) - 2 <= 6
+    assert written[:3] == [5, 6, 5]
 
 
 def test_the_table_compares_the_best_of_each_side_for_the_same_weights() -> None:

@@ -67,15 +67,18 @@ class Toys:
             dtype=self.dtype,
         )
 
-    def drafter(self, several: bool) -> Drafter:
-        """A draft near the target, far from it, sparse or silent; two for policies of several drafters."""
-        one = self._draft(1)
+    def drafter(self, *, several: bool, silent: bool = True) -> Drafter:
+        """A draft near the target, far from it, or sparse; two of them for policies of several drafters.
+
+        Where it may be `silent`, some propose nothing after one of the tokens.
+        """
+        one = self._draft(1, silent)
         if not several:
             return one
-        both: Drafter = create("drafters", "several", {"members": [one, self._draft(2)]})
+        both: Drafter = create("drafters", "several", {"members": [one, self._draft(2, silent)]})
         return both
 
-    def _draft(self, which: int) -> Drafter:
+    def _draft(self, which: int, may_be_silent: bool) -> Drafter:
         from draftwood.testing import ToyBackend, ToyModel
         from draftwood.testing.models.proof_models import SilentModel
 
@@ -90,7 +93,7 @@ class Toys:
             dtype=self.dtype,
         )
         silent = SilentModel(model.vocab_size, model.seed, dtype=model.dtype, model=model)
-        served = silent if self.number % 5 == 1 else model
+        served = silent if may_be_silent and self.number % 5 == 1 else model
         drafter: Drafter = create("drafters", "model", {"backend": ToyBackend(served)})
         return drafter
 
@@ -175,7 +178,7 @@ class Pair:
 
 
 _Drawn: TypeAlias = dict[Hashable, "Sequence[WeightedTree]"]
-"""The trees of a model: by what grew them, their shape and the temperature."""
+"""The trees of a model: by what grew them, their shape, the temperature, and whether drafts may be silent."""
 
 
 @attrs.frozen
@@ -327,7 +330,9 @@ def _error_on(
     from draftwood.testing import assert_lossless, drawn_trees, joint_law, kept_law
     from draftwood.testing.diagnosis.tolerances import rounding
 
-    target, drafter = toys.target(), toys.drafter(needs_several_drafters(policy))
+    # A declared law need not say what it is where there is no draft.
+    silent = not verifier.declares_law
+    target, drafter = toys.target(), toys.drafter(several=needs_several_drafters(policy), silent=silent)
     # A verifier only for temperature 0 is lossless there.
     temperature = 0.0 if verifier.greedy else (1.0, 0.7)[toys.number % 2]
     case: dict[str, Any] = {
@@ -340,10 +345,10 @@ def _error_on(
     }
     trees = None
     if toys.rounds:
-        trees = drawn.get((grown, temperature))
+        trees = drawn.get((grown, temperature, silent))
         if trees is None:
             trees = drawn_trees(policy, drafter, temperature=temperature, budget=BUDGET)
-            drawn[grown, temperature] = trees
+            drawn[grown, temperature, silent] = trees
     law = joint_law(policy, verifier, **case, trees=trees)
     expected = kept_law(verifier, target=target, drafter=drafter, tokens=TOKENS, temperature=temperature)
     error = law.error(expected)

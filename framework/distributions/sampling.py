@@ -271,9 +271,9 @@ class SamplingParams:
         certain = (peak == torch.inf) & (self.temperature == 0)
         unsound = ~peak.isfinite() & ~certain & ~(empty & may_be_empty)
         if bool(unsound.any()):
-            row = int(unsound.nonzero()[0])
+            row, held = int(unsound.nonzero()[0, 0]), float(peak[unsound][0])
             raise InvalidDistribution(
-                f"The logits of node {row} hold {float(peak[row])}; check the model's weights and dtype "
+                f"The logits of node {row} hold {held}; check the model's weights and dtype "
                 "(half precision may overflow), and what processors and constraints leave."
             )
         if self.temperature == 0:

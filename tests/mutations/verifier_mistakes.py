@@ -229,9 +229,9 @@ _child = _LastInOrder.child
 
 def _paths_by_the_drawn_shape(self: _LastInOrder, node: int, here: Residual) -> tuple[int, SiblingLaw]:
     """Equal nodes are one path where others of the drawn chains are shorter."""
-    tree, branches = self._tree, self._count == 1
+    siblings = self._tree.children(node)
     found = _child(self, node, here)
-    if branches and len({_last_depth(tree, child) for child in tree.children(node)}) > 1:
+    if len({_last_depth(self._tree, child) for child in siblings[1:] and siblings}) > 1:
         self._alike, self._count = [found[0]], 1
     return found
 
