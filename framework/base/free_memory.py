@@ -17,7 +17,9 @@ def free_memory() -> int:
     """Returns the bytes that programs can have, no more than a container has left; 0 if that is not known."""
     left = _left_on_the_machine()
     try:
-        return max(min(left, int(LIMIT.read_text()) - int(USED.read_text())), 0)
+        return max(
+            min(left, int(LIMIT.read_text(encoding="utf-8")) - int(USED.read_text(encoding="utf-8"))), 0
+        )
     except (OSError, ValueError):  # no container, or one without a limit
         return left
 
@@ -25,7 +27,9 @@ def free_memory() -> int:
 def _left_on_the_machine() -> int:
     try:
         # Unlike the pages below, it counts what files in memory hold, which is given up for programs.
-        if found := re.search(r"^MemAvailable:\s+(\d+) kB$", MACHINE.read_text(), re.MULTILINE):
+        if found := re.search(
+            r"^MemAvailable:\s+(\d+) kB$", MACHINE.read_text(encoding="utf-8"), re.MULTILINE
+        ):
             return int(found[1]) * 1024
     except OSError:
         pass

@@ -17,7 +17,9 @@ def told(tmp_path, monkeypatch):
 
 
 def test_linux_tells_what_programs_can_have(told):
-    (told / "MACHINE").write_text("MemTotal: 9000 kB\nMemFree:  10 kB\nMemAvailable:    3000 kB\n")
+    (told / "MACHINE").write_text(
+        "MemTotal: 9000 kB\nMemFree:  10 kB\nMemAvailable:    3000 kB\n", encoding="utf-8"
+    )
     assert free_memory() == 3000 * 1024
 
 
@@ -25,9 +27,9 @@ def test_linux_tells_what_programs_can_have(told):
     ("limit", "left"), [("max", 3000), (str(5000 * 1024), 1000), (str(4000 * 1024), 0), (str(9**15), 3000)]
 )
 def test_a_container_has_no_more_than_its_limit(told, limit, left):
-    (told / "MACHINE").write_text("MemAvailable:    3000 kB\n")
-    (told / "LIMIT").write_text(f"{limit}\n")
-    (told / "USED").write_text(f"{4000 * 1024}\n")
+    (told / "MACHINE").write_text("MemAvailable:    3000 kB\n", encoding="utf-8")
+    (told / "LIMIT").write_text(f"{limit}\n", encoding="utf-8")
+    (told / "USED").write_text(f"{4000 * 1024}\n", encoding="utf-8")
     assert free_memory() == left * 1024
 
 

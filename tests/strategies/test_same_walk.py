@@ -33,6 +33,7 @@ from draftwood.strategies import verifiers
 from draftwood.strategies.path_chances import path_chances
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.fixed_tree import FixedTree
+from draftwood.strategies.policies.independent_paths import IndependentPaths
 from draftwood.strategies.verifiers import walk
 from draftwood.strategies.verifiers.batched import on_device
 from draftwood.strategies.verifiers.orders.race_order import RaceOrder
@@ -48,7 +49,7 @@ FOLDER = str(Path(verifiers.__path__[0]).resolve())
 TARGET, DRAFT = ToyModel(3, seed=1), ToyModel(3, seed=7)
 POLICIES: list[TreePolicy] = [
     FixedTree(2, (2, 1), 4),
-    FixedTree(1, 2, law="with-replacement"),
+    IndependentPaths(2, 2),
     FixedTree(1, 2, law="top-and-sample"),
     Chain(2),
 ]
