@@ -81,6 +81,7 @@ class Toys:
     def _draft(self, which: int, may_be_silent: bool) -> Drafter:
         from draftwood.testing import ToyBackend, ToyModel
         from draftwood.testing.models.proof_models import SilentModel
+        from draftwood.testing.models.toy import NextTokenModel
 
         target = self.target()
         model = ToyModel(
@@ -92,8 +93,9 @@ class Toys:
             mix=0.6,
             dtype=self.dtype,
         )
-        silent = SilentModel(model.vocab_size, model.seed, dtype=model.dtype, model=model)
-        served = silent if may_be_silent and self.number % 5 == 1 else model
+        served: NextTokenModel = model
+        if may_be_silent and self.number % 5 == 1:
+            served = SilentModel(model.vocab_size, model.seed, dtype=model.dtype, model=model)
         drafter: Drafter = create("drafters", "model", {"backend": ToyBackend(served)})
         return drafter
 

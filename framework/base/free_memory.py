@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 MACHINE = Path("/proc/meminfo")
-"""What Linux tells of the machine."""
+"""Linux's account of the memory of the machine."""
 
 LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-"""What Linux tells a container of its memory."""
+"""Linux's account of the memory of a container: the most, and what is in use."""
 
 
 def free_memory() -> int:

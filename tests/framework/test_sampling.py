@@ -90,7 +90,7 @@ def test_unsound_logits_are_refused(bad, temperature):
     logits[1, 2] = float(bad)
     with pytest.raises(InvalidDistribution, match="node 1"):
         SamplingParams(temperature).distribution(logits)
-    # As are those of several drafters, [n, drafters, vocab].
+    # Logits of several drafters, [n, drafters, vocab], are refused too.
     with pytest.raises(InvalidDistribution, match=f"node 1 hold {bad}"):
         SamplingParams(temperature).probabilities(torch.stack([torch.zeros(3, 5), logits], 1))
 

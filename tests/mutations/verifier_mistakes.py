@@ -231,7 +231,7 @@ def _paths_by_the_drawn_shape(self: _LastInOrder, node: int, here: Residual) -> 
     """Equal nodes are one path where others of the drawn chains are shorter."""
     siblings = self._tree.children(node)
     found = _child(self, node, here)
-    if len({_last_depth(self._tree, child) for child in siblings[1:] and siblings}) > 1:
+    if len(siblings) > 1 and len({_last_depth(self._tree, child) for child in siblings}) > 1:
         self._alike, self._count = [found[0]], 1
     return found
 
