@@ -194,8 +194,10 @@ def attend_apart(
         # Nodes of all heads of a group, head by head.
         return tensor.reshape(tensor.shape[0], kv_heads, -1, tensor.shape[3])
 
-    packed = grouped(query * (dim**-0.5 if scaling is None else scaling))
+    packed = grouped(query)
     scores = torch.cat([packed @ past_keys.transpose(2, 3), packed @ key.transpose(2, 3)], 3)
+    # Not before the products: an engine scales and masks in one operation.
+    scores = scores * (dim**-0.5 if scaling is None else scaling)
     if (cap := options.get("softcap")) is not None:
         scores = cap * torch.tanh(scores / cap)
     one_for_all = int(attention_mask.shape[1]) == 1
