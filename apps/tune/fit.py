@@ -18,24 +18,31 @@ from draftwood.apps.terminal.shown import to_stderr
 from draftwood.apps.tune.measure import TuneTrial
 from draftwood.methods.draft_temperature import best_draft_temperature
 from draftwood.methods.recipe import Fit
-from draftwood.protocols import Drafter, registry
+from draftwood.protocols import Drafter, TreePolicy, registry
+from draftwood.strategies.policies.beam import Beam
+from draftwood.strategies.policies.dynamic_depth import DynamicDepth
+from draftwood.strategies.policies.dyspec import GreedyTree
+from draftwood.strategies.policies.expand_rerank import ExpandRerank
+
+LIKELY_PATHS = GreedyTree, ExpandRerank, DynamicDepth, Beam
+"""Policies whose trees at temperature 0 are the draft's most likely paths."""
 
 
 def fitted(specs: Sequence[Spec], trial: TuneTrial, *, tokens: int) -> list[Spec]:
-    """The candidates, with what can be fitted and was not chosen; at temperature 0 as they are."""
-    if trial.temperature == 0:
-        return list(specs)
-    return _with_own_options(_with_draft_temperature(specs, trial, tokens=tokens), trial, tokens=tokens)
+    """The candidates, with what can be fitted and was not chosen; at temperature 0 the draft's temperature."""
+    fitting = _with_draft_temperature(specs, trial, tokens=tokens)
+    return fitting if trial.temperature == 0 else _with_own_options(fitting, trial, tokens=tokens)
 
 
 def _with_draft_temperature(specs: Sequence[Spec], trial: TuneTrial, *, tokens: int) -> list[Spec]:
-    """The candidates that draw their children, at the draft temperature of the largest overlap."""
+    """The candidates that a draft temperature matters to, at the best one."""
     found: dict[str, float] = {}
+    greedy = trial.temperature == 0
 
     def fit(spec: Spec) -> Spec:
         chosen = spec.strategy(trial.temperature)
-        drawn = not any(law is Deterministic or law.several_drafters for law in chosen.policy.laws)
-        if "draft_temperature" in parse(spec.options) or not drawn:
+        matters = _is_shaped(chosen.policy) if greedy else _draws(chosen.policy)
+        if "draft_temperature" in parse(spec.options) or not matters:
             return spec
         drafter = f"{chosen.drafter} {chosen.drafter_options}"
         if drafter not in found:
@@ -47,15 +54,26 @@ def _with_draft_temperature(specs: Sequence[Spec], trial: TuneTrial, *, tokens: 
                 tokens=tokens,
                 seed=trial.seed,
             )
-        best, own = found[drafter], chosen.draft_temperature or trial.temperature
+        best, own = found[drafter], chosen.draft_temperature or (1.0 if greedy else trial.temperature)
         if best == own:
             return spec
         return attrs.evolve(spec, options=(*spec.options, f"draft_temperature={best:g}"))
 
     fitting = [fit(spec) for spec in specs]
     for best in {temperature: None for temperature in found.values() if temperature != trial.temperature}:
-        to_stderr(f"The draft overlaps most with the target at draft temperature {best:g}.")
+        does = "knows best what the target chooses" if greedy else "overlaps most with the target"
+        to_stderr(f"The draft {does} at draft temperature {best:g}.")
     return fitting
+
+
+def _draws(policy: TreePolicy) -> bool:
+    """Whether its children are drawn, from one draft."""
+    return not any(law is Deterministic or law.several_drafters for law in policy.laws)
+
+
+def _is_shaped(policy: TreePolicy) -> bool:
+    """Whether its trees are the draft's most likely paths, so that the draft's temperature shapes them."""
+    return isinstance(policy, LIKELY_PATHS) and not getattr(policy, "acceptance", ())
 
 
 def _drafter(spec: Spec, trial: TuneTrial) -> Drafter:

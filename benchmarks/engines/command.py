@@ -6,7 +6,7 @@ All write the same number of tokens after the same prompts with the same weights
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any, Literal
@@ -16,7 +16,7 @@ import typer
 from transformers import AutoModelForCausalLM
 
 from benchmarks.engines import genai, llama
-from benchmarks.engines.contenders import Contender, by_generate, by_trees
+from benchmarks.engines.contenders import Contender, Trees, by_generate, by_trees
 from benchmarks.engines.folders import without_zeros
 from benchmarks.engines.turns import table, taken, write_csv
 from benchmarks.kernels.captured import named_model
@@ -58,6 +58,9 @@ def engines(
         str, typer.Option(help="Nodes of the trees, excluding the root; 0: one token per pass.")
     ] = "0,4,8,15",
     depth: Annotated[int, typer.Option(help="Levels of the trees, and calls of the draft.", min=1)] = 6,
+    draft_temperature: Annotated[
+        float | None, typer.Option(help="Of the draft, by which trees are shaped; default: the recipe's.")
+    ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens written after every prompt.", min=2)] = 64,
     prompts: Annotated[int, typer.Option(help="Prompts per domain.", min=1)] = 4,
     repetitions: Annotated[int, typer.Option(help="Of all.", min=1)] = 3,
@@ -109,13 +112,12 @@ def engines(
                 engine,
                 bits=bits,
                 dtype=dtype,
-                budgets=list(map(int, budgets.split(","))),
-                depth=depth,
-                recipe=recipe,
+                trees=[Trees(recipe, int(budget), depth, draft_temperature) for budget in budgets.split(",")],
             )
+    shaped = "" if draft_temperature is None else f" at draft temperature {draft_temperature:g}"
     typer.echo(
         f"{device_name()}: {folders or target} with {parameter_count(model) / 1e6:.0f}M parameters, "
-        f"{dtype}, {recipe} of {depth} levels; {len(texts)} prompts, "
+        f"{dtype}, {recipe} of {depth} levels{shaped}; {len(texts)} prompts, "
         f"{tokens} tokens each, {repetitions} times"
     )
     turns = taken(contenders, texts, count=tokens, repetitions=repetitions, warm_up=warm_up)
@@ -150,9 +152,7 @@ def _ours(
     *,
     bits: str,
     dtype: str,
-    budgets: list[int],
-    depth: int,
-    recipe: str,
+    trees: Sequence[Trees],
 ) -> Iterator[Contender]:
     """Draft trees over one engine; for "gguf" the models are files."""
     rounded: Any = None if bits == "as they are" else bits
@@ -166,10 +166,10 @@ def _ours(
         backends = load(model, engine=engine, weights=rounded), load(small, engine=engine)
     typer.echo(f"{name}: loaded in {perf_counter() - started:.1f} s", err=True)
     runs_torch = engine in ("eager", "inductor")
-    for budget in budgets:
+    for one in trees:
         yield Contender(
-            f"draftwood, {name}, {budget} nodes",
-            by_trees(*backends, budget=budget, depth=depth, recipe=recipe, engine_only=not runs_torch),
+            f"draftwood, {name}, {one.budget} nodes",
+            by_trees(*backends, one, engine_only=not runs_torch),
             ours=True,
             weights=bits,
             texts=texts,

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import torch
 
-from draftwood import SpeculativeDecoder, StateBackend, create
+from draftwood import SamplingParams, SpeculativeDecoder, StateBackend, create
 
 
 @attrs.frozen
@@ -66,21 +66,36 @@ def by_generate(model: Any, draft: Any = None) -> Writer:
     return write
 
 
+@attrs.frozen
+class Trees:
+    """The draft trees of one contender.
+
+    Attributes:
+        recipe: how they are grown.
+        budget: nodes of a tree; 0: one token per target pass.
+        depth: levels of a tree.
+        draft_temperature: at which the draft's distributions are taken; None: as the recipe has it.
+    """
+
+    recipe: str
+    budget: int
+    depth: int
+    draft_temperature: float | None = None
+
+
 def by_trees(
-    target: StateBackend,
-    draft: StateBackend,
-    *,
-    budget: int,
-    depth: int,
-    recipe: str,
-    engine_only: bool = False,
+    target: StateBackend, draft: StateBackend, trees: Trees, *, engine_only: bool = False
 ) -> Writer:
-    """Draft trees of `budget` nodes; with a budget of 0, one token per target pass.
+    """Draft trees.
 
     Where torch runs no passes (`engine_only`), it has one thread: more would take time from the engine.
     """
-    if budget:
-        policy = create("recipes", recipe, {"budget": budget, "depth": depth}).policy
+    greedy, draft_sampling = SamplingParams(temperature=0), None
+    if trees.budget:
+        recipe = create("recipes", trees.recipe, {"budget": trees.budget, "depth": trees.depth})
+        if trees.draft_temperature is not None:
+            recipe = attrs.evolve(recipe, draft_temperature=trees.draft_temperature)
+        policy, draft_sampling = recipe.policy, recipe.draft_sampling(greedy)
         drafter = create("drafters", "model", {"backend": draft})
     else:
         policy = create("policies", "ordinary")
@@ -92,7 +107,12 @@ def by_trees(
         torch.set_num_threads(1 if engine_only else threads)
         try:
             out: Any = decoder.generate(
-                [prompt], max_new_tokens=count, eos_token_id=[], return_dict_in_generate=True
+                [prompt],
+                max_new_tokens=count,
+                eos_token_id=[],
+                sampling=greedy,
+                draft_sampling=draft_sampling,
+                return_dict_in_generate=True,
             )
         finally:
             torch.set_num_threads(threads)

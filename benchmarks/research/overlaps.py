@@ -11,7 +11,12 @@ import typer
 from benchmarks.research.calibration import pair, split
 from draftwood.apps.files.machine import device_name
 from draftwood.apps.models import by_name as models
-from draftwood.methods.draft_temperature import FACTORS, measured_overlaps
+from draftwood.methods.draft_temperature import (
+    FACTORS,
+    ByFactor,
+    measured_likelihoods,
+    measured_overlaps,
+)
 
 
 def overlaps(
@@ -23,6 +28,8 @@ def overlaps(
 ) -> None:
     """Measures the acceptance of a single drawn token, by the draft's temperature, on calibration prompts.
 
+    At temperature 0 it is the likelihood of the target's choice that is measured, in nats.
+
     \b
     Examples:
       python -m benchmarks overlaps --data data/ --draft llama-draft
@@ -32,7 +39,12 @@ def overlaps(
     target, model = pair(draft)
     typer.echo(f"{device_name()}: {models.TARGET} with {draft}, {len(texts)} texts of {tokens} tokens")
     for temperature in temperatures or (0.6, 1.0):
-        found = measured_overlaps(target, model, texts, temperature=temperature, tokens=tokens)
-        typer.echo(f"\ntemperature {temperature:g}: best at {temperature * found.best:.2f}")
-        for factor, overlap in zip(FACTORS, found.means.tolist(), strict=True):
-            typer.echo(f"{temperature * factor:6.2f} {overlap:.3f}")
+        found: ByFactor
+        if temperature:
+            found = measured_overlaps(target, model, texts, temperature=temperature, tokens=tokens)
+        else:
+            found = measured_likelihoods(target, model, texts, tokens=tokens)
+        drawn_at = temperature or 1.0
+        typer.echo(f"\ntemperature {temperature:g}: best at {drawn_at * found.best:.2f}")
+        for factor, worth in zip(FACTORS, found.means.tolist(), strict=True):
+            typer.echo(f"{drawn_at * factor:6.2f} {worth:.3f}")

@@ -1,4 +1,4 @@
-"""The temperature at which a draft is drawn from so that it overlaps most with the target."""
+"""The draft's temperature by which most of what it proposes is accepted."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ FACTORS = tuple(2 ** (step / 12) for step in range(-12, 13))
 """Temperatures that are tried, over the one at which the draft was drawn from: half to double, 6 % apart."""
 
 WORTHWHILE = 0.01
-"""Another temperature than the target's has to add so much of the overlap, or what few texts say is noise."""
+"""Another temperature has to add so much of the overlap or likelihood, or what few texts say is noise."""
+
+UNLIKELY = 1e-4
+"""No tree takes a token that the draft finds less likely, so it does not matter how much less."""
 
 _LENGTH = 4  # of the chains: most positions of a text then follow the root or an accepted token
 
 
 @attrs.define(eq=False)
-class Overlaps:
-    """The sum of min(T, D) over the vocabulary by the temperature of D, its mean over the positions of texts.
+class ByFactor:
+    """Means over positions of texts of what the draft is worth there, at each of `FACTORS` of its temperature.
 
-    It is the chance that a single drawn token is accepted. The draft at f times its temperature is its
-    distribution to the power of 1 / f, normalised: so one text tells of all temperatures.
+    The draft at f times its temperature is its distribution to the power of 1 / f, normalised: so one text
+    tells of all temperatures.
 
     Attributes:
         positions: counted so far.
-
-    Source: Leviathan et al. 2023, section 3.2 (arXiv 2211.17192).
     """
 
     _sums: Float[Tensor, " factors"] = attrs.field(
@@ -58,20 +59,59 @@ class Overlaps:
             logs = tree.proposals[node].conditional(0, ()).double().log()
             target = target_probs[node].to(logs)
             drawn = (torch.softmax(logs / factor, -1) for factor in FACTORS)
-            self._sums += torch.stack([torch.minimum(target, draft).sum() for draft in drawn]).cpu()
+            self._sums += torch.stack([self.worth(target, draft) for draft in drawn]).cpu()
             self.positions += 1
+
+    def worth(self, target: Float[Tensor, " vocab"], draft: Float[Tensor, " vocab"]) -> Float[Tensor, ""]:
+        """Returns what is counted of one position, by the distributions of both."""
+        raise NotImplementedError
 
     @property
     def means(self) -> Float[Tensor, " factors"]:
-        """The overlap at each of `FACTORS`, float64; 0 where nothing was counted."""
+        """The mean at each of `FACTORS`, float64; 0 where nothing was counted."""
         return self._sums / max(self.positions, 1)
 
     @property
     def best(self) -> float:
-        """The factor with the largest overlap, or 1 where that is not worth while."""
+        """The factor with the largest mean, or 1 where that is not worth while."""
         means = self.means.tolist()
         most = max(means)
-        return FACTORS[means.index(most)] if most > (1 + WORTHWHILE) * means[FACTORS.index(1.0)] else 1.0
+        return FACTORS[means.index(most)] if self.pays(most, means[FACTORS.index(1.0)]) else 1.0
+
+    def pays(self, most: float, own: float) -> bool:
+        """Whether a mean is so much larger than that of the draft's `own` temperature that it is no noise."""
+        raise NotImplementedError
+
+
+@attrs.define(eq=False)
+class Overlaps(ByFactor):
+    """The overlap sum of min(T, D), which is the chance that a single drawn token is accepted.
+
+    Source: Leviathan et al. 2023, section 3.2 (arXiv 2211.17192).
+    """
+
+    def worth(self, target: Float[Tensor, " vocab"], draft: Float[Tensor, " vocab"]) -> Float[Tensor, ""]:
+        return torch.minimum(target, draft).sum()
+
+    def pays(self, most: float, own: float) -> bool:
+        return most > (1 + WORTHWHILE) * own
+
+
+@attrs.define(eq=False)
+class Likelihoods(ByFactor):
+    """The log of the draft's probability of the target's choice, for a target at temperature 0.
+
+    Where it is largest, the draft's probabilities say best how often its likeliest tokens are accepted, and
+    a tree of its most likely paths is the tree that writes most.
+
+    Source: Guo et al. 2017, section 4.2 (arXiv 1706.04599).
+    """
+
+    def worth(self, target: Float[Tensor, " vocab"], draft: Float[Tensor, " vocab"]) -> Float[Tensor, ""]:
+        return draft[target.argmax()].clamp(min=UNLIKELY).log()
+
+    def pays(self, most: float, own: float) -> bool:
+        return most > own + WORTHWHILE
 
 
 def measured_overlaps(
@@ -93,21 +133,25 @@ def measured_overlaps(
         seed: of the first prompt's draws; each further prompt has the next.
 
     Raises:
-        InvalidInput: a temperature of 0 or below, where the draft's own does not matter.
+        InvalidInput: a temperature of 0 or below, where nothing is drawn.
     """
     if temperature <= 0:
         raise InvalidInput(
-            f"temperature={temperature}: a draft temperature can only be fitted to a target temperature "
-            "above 0; give one above 0."
+            f"temperature={temperature}: overlaps are of tokens that are drawn; give a temperature above 0, or "
+            "measure likelihoods."
         )
-    overlaps = Overlaps()
-    watched = _Watched(registry.create("verifiers", "traversal"), overlaps)
-    policy = registry.create("policies", "chain", {"length": _LENGTH})
-    decoder = SpeculativeDecoder(target, drafter, policy, watched)
-    sampling = SamplingParams(temperature=temperature)
-    for number, prompt in enumerate(prompts):
-        decoder.generate([prompt], max_new_tokens=tokens, sampling=sampling, seed=seed + number)
-    return overlaps
+    counted, sampling = Overlaps(), SamplingParams(temperature=temperature)
+    _count(counted, target, drafter, prompts, sampling=sampling, tokens=tokens, seed=seed)
+    return counted
+
+
+def measured_likelihoods(
+    target: Any, drafter: Any, prompts: Iterable[Sequence[int]], *, tokens: int = 32, seed: int = 0
+) -> Likelihoods:
+    """Measures likelihoods on greedy texts of the target; arguments as `measured_overlaps`."""
+    counted, greedy = Likelihoods(), SamplingParams(temperature=0)
+    _count(counted, target, drafter, prompts, sampling=greedy, tokens=tokens, seed=seed)
+    return counted
 
 
 def best_draft_temperature(
@@ -119,18 +163,51 @@ def best_draft_temperature(
     tokens: int = 32,
     seed: int = 0,
 ) -> float:
-    """The draft's temperature with the largest overlap, to two decimals; arguments as `measured_overlaps`."""
-    overlaps = measured_overlaps(target, drafter, prompts, temperature=temperature, tokens=tokens, seed=seed)
+    """The best temperature of the draft, to two decimals; arguments as `measured_overlaps`.
+
+    Above temperature 0 the one with the largest overlap. At 0 children are the draft's likeliest tokens, and
+    its temperature decides on the shape of trees that follow its probabilities: the one with the largest
+    likelihood.
+    """
+    options: Any = {"tokens": tokens, "seed": seed}
+    if temperature == 0:
+        return round(measured_likelihoods(target, drafter, prompts, **options).best, 2)
+    overlaps = measured_overlaps(target, drafter, prompts, temperature=temperature, **options)
     return round(temperature * overlaps.best, 2)
+
+
+def _count(
+    counted: ByFactor,
+    target: Any,
+    drafter: Any,
+    prompts: Iterable[Sequence[int]],
+    *,
+    sampling: SamplingParams,
+    tokens: int,
+    seed: int,
+) -> None:
+    """Count the positions of texts, along chains that are drawn at the target's temperature, or else at 1."""
+    policy = registry.create("policies", "chain", {"length": _LENGTH})
+    watched = _Watched(registry.create("verifiers", "traversal"), counted)
+    decoder = SpeculativeDecoder(target, drafter, policy, watched)
+    draft_sampling = SamplingParams(temperature=sampling.temperature or 1.0)
+    for number, prompt in enumerate(prompts):
+        decoder.generate(
+            [prompt],
+            max_new_tokens=tokens,
+            sampling=sampling,
+            draft_sampling=draft_sampling,
+            seed=seed + number,
+        )
 
 
 @attrs.frozen(eq=False)
 class _Watched(WatchedVerifier):
-    """Counts the overlap on every path that is accepted."""
+    """Counts what every accepted path is worth."""
 
-    overlaps: Overlaps
+    counted: ByFactor
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
         outcome: Outcome = self.judge.verify(tree, target_probs, rng)
-        self.overlaps.add(tree, target_probs, outcome.path)
+        self.counted.add(tree, target_probs, outcome.path)
         return outcome

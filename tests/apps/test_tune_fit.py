@@ -84,6 +84,31 @@ def test_only_what_draws_and_was_not_told_gets_a_draft_temperature(tuned_at, mon
     assert calls == [0.6]  # of one drafter once
 
 
+def test_at_temperature_0_only_trees_of_likely_paths_get_a_draft_temperature(tuned_at, monkeypatch):
+    calls = []
+
+    def best(*args: Any, temperature: float, **options: Any) -> float:
+        calls.append(temperature)
+        return 0.8
+
+    monkeypatch.setattr(fit, "best_draft_temperature", best)
+    words = ["leviathan", "sequoia", "opt-tree:draft_temperature=0.7", "dyspec", "opt-tree", "eagle2"]
+    file, output = tuned_at(
+        0.02, *(part for word in words for part in ("--strategy", word)), "--temperature", 0, "--budget", 2
+    )
+    assert "knows best what the target chooses at draft temperature 0.8." in output
+    labels = {one["label"] for one in json.loads(file.read_text())["estimates"] if "=2" in one["label"]}
+    assert labels == {
+        "leviathan:length=2",
+        "sequoia:budget=2",
+        "opt-tree:draft_temperature=0.7:budget=2",
+        "dyspec:budget=2:draft_temperature=0.8",
+        "opt-tree:budget=2:draft_temperature=0.8",
+        "eagle2:budget=2:draft_temperature=0.8",
+    }
+    assert calls == [0]  # of one drafter once
+
+
 def test_a_draft_that_was_told_to_follow_the_target_does(tuned_at):
     file, _ = tuned_at(
         0.0, "--strategy", "dyspec:draft_temperature=none", "--temperature", 0.8, "--budget", 2

@@ -1,15 +1,18 @@
 """The draft's temperature with the largest overlap: what is counted, what is chosen, and when it stays."""
 
+import attrs
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwood import InvalidInput, load, zoo
+from draftwood import InvalidInput, SamplingParams, create, load, zoo
 from draftwood.methods.draft_temperature import (
     FACTORS,
+    Likelihoods,
     Overlaps,
     best_draft_temperature,
+    measured_likelihoods,
     measured_overlaps,
 )
 from draftwood.strategies.drafters.model import ModelDrafter
@@ -80,7 +83,53 @@ def test_the_draft_that_was_made_for_temperature_0_is_drawn_from_at_a_higher_one
     assert gain("llama-draft") > 0 > gain("llama-draft-sampled")
 
 
-def test_temperature_0_is_refused():
+def test_overlaps_at_temperature_0_are_refused():
     target = ToyBackend(ToyModel(7, seed=3))
-    with pytest.raises(InvalidInput, match="temperature=0: a draft temperature can only be fitted"):
+    with pytest.raises(InvalidInput, match="temperature=0: overlaps are of tokens that are drawn"):
         measured_overlaps(target, ModelDrafter(target), PROMPTS, temperature=0)
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 10**6), factor=st.sampled_from(FACTORS))
+def test_the_likeliest_temperature_is_the_one_that_the_targets_choices_follow(seed, factor):
+    draft = torch.softmax(0.5 * ToyModel(5, seed=seed).logits((0,)).double(), -1)
+    at = [torch.softmax(draft.log() / one, -1) for one in FACTORS]
+    counted, choices = Likelihoods(), torch.eye(5, dtype=torch.float64)
+    follow = at[FACTORS.index(factor)]
+    means = [float(sum(follow[y] * counted.worth(choices[y], one) for y in range(5))) for one in at]
+    assert max(means) == pytest.approx(means[FACTORS.index(factor)])
+
+
+def test_a_draft_that_knows_the_targets_choice_is_taken_as_sure_of_it():
+    target = ToyModel(7, seed=3)
+    pair = (ToyBackend(target), ModelDrafter(ToyBackend(target)))
+    likelihoods = measured_likelihoods(*pair, PROMPTS, tokens=12)
+    assert likelihoods.best == FACTORS[0]
+    assert likelihoods.positions > 30
+    assert best_draft_temperature(*pair, PROMPTS, temperature=0, tokens=12) == FACTORS[0]
+    # One of tokens that it never gives has no temperature by which it would know them.
+    assert best_draft_temperature(pair[0], PromptLookup(vocab_size=7), PROMPTS, temperature=0) == 1.0
+
+
+def test_at_temperature_0_trees_of_likely_paths_write_more_at_the_fitted_one():
+    texts = ["Question: Tom has 3 boxes with 12 apples each. How many are there?\nAnswer:", "Dear Sir,"]
+    texts += ["def main():", "The history of the town begins with a river."]
+    prompts = [zoo.tokenizer()(text)["input_ids"] for text in texts]
+    target, drafter = load(zoo.load("llama-7m")), zoo.load("llama-draft")
+    best = best_draft_temperature(target, drafter, prompts, temperature=0)
+    assert 0.5 < best < 0.95
+
+    def rounds(draft_temperature: float) -> int:
+        recipe = attrs.evolve(create("recipes", "opt-tree", {"budget": 8}), draft_temperature=draft_temperature)
+        greedy = SamplingParams(temperature=0)
+        out = recipe.decoder(target, drafter).generate(
+            prompts,
+            max_new_tokens=64,
+            eos_token_id=[],
+            sampling=greedy,
+            draft_sampling=recipe.draft_sampling(greedy),
+            return_dict_in_generate=True,
+        )
+        return int(out.statistics.target_calls)
+
+    assert rounds(best) < rounds(1.0)
