@@ -19,17 +19,13 @@ from draftwood.apps.tune.measure import TuneTrial
 from draftwood.methods.draft_temperature import best_draft_temperature
 from draftwood.methods.recipe import Fit
 from draftwood.protocols import Drafter, TreePolicy, registry
-from draftwood.strategies.policies.beam import Beam
-from draftwood.strategies.policies.dynamic_depth import DynamicDepth
-from draftwood.strategies.policies.dyspec import GreedyTree
-from draftwood.strategies.policies.expand_rerank import ExpandRerank
 
-LIKELY_PATHS = GreedyTree, ExpandRerank, DynamicDepth, Beam
-"""Policies whose trees at temperature 0 are the draft's most likely paths."""
+LIKELY_PATHS = "batch-dyspec", "beam", "dynamic-depth", "dyspec", "expand-rerank", "layered-dyspec"
+"""Registered policies whose trees at temperature 0 are the draft's most likely paths."""
 
 
 def fitted(specs: Sequence[Spec], trial: TuneTrial, *, tokens: int) -> list[Spec]:
-    """The candidates, with what can be fitted and was not chosen; at temperature 0 the draft's temperature."""
+    """The candidates, with what can be fitted and was not chosen: at temperature 0 no options of recipes."""
     fitting = _with_draft_temperature(specs, trial, tokens=tokens)
     return fitting if trial.temperature == 0 else _with_own_options(fitting, trial, tokens=tokens)
 
@@ -41,7 +37,9 @@ def _with_draft_temperature(specs: Sequence[Spec], trial: TuneTrial, *, tokens: 
 
     def fit(spec: Spec) -> Spec:
         chosen = spec.strategy(trial.temperature)
-        matters = _is_shaped(chosen.policy) if greedy else _draws(chosen.policy)
+        # At temperature 0 papers that name a draft temperature have chosen it for their trees.
+        shaped = chosen.draft_temperature is None and _is_shaped(chosen.policy)
+        matters = shaped if greedy else _draws(chosen.policy)
         if "draft_temperature" in parse(spec.options) or not matters:
             return spec
         drafter = f"{chosen.drafter} {chosen.drafter_options}"
@@ -73,7 +71,8 @@ def _draws(policy: TreePolicy) -> bool:
 
 def _is_shaped(policy: TreePolicy) -> bool:
     """Whether its trees are the draft's most likely paths, so that the draft's temperature shapes them."""
-    return isinstance(policy, LIKELY_PATHS) and not getattr(policy, "acceptance", ())
+    kinds = tuple(registry.get("policies", name) for name in LIKELY_PATHS)
+    return isinstance(policy, kinds) and not getattr(policy, "acceptance", ())
 
 
 def _drafter(spec: Spec, trial: TuneTrial) -> Drafter:

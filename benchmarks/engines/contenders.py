@@ -83,9 +83,7 @@ class Trees:
     draft_temperature: float | None = None
 
 
-def by_trees(
-    target: StateBackend, draft: StateBackend, trees: Trees, *, engine_only: bool = False
-) -> Writer:
+def by_trees(target: StateBackend, draft: StateBackend, trees: Trees, *, engine_only: bool = False) -> Writer:
     """Draft trees.
 
     Where torch runs no passes (`engine_only`), it has one thread: more would take time from the engine.

@@ -33,7 +33,7 @@ _LENGTH = 4  # of the chains: most positions of a text then follow the root or a
 
 @attrs.define(eq=False)
 class ByFactor:
-    """Means over positions of texts of what the draft is worth there, at each of `FACTORS` of its temperature.
+    """Means over positions of texts of what the draft is worth, at each of `FACTORS` of its temperature.
 
     The draft at f times its temperature is its distribution to the power of 1 / f, normalised: so one text
     tells of all temperatures.
@@ -137,8 +137,8 @@ def measured_overlaps(
     """
     if temperature <= 0:
         raise InvalidInput(
-            f"temperature={temperature}: overlaps are of tokens that are drawn; give a temperature above 0, or "
-            "measure likelihoods."
+            f"temperature={temperature}: overlaps are of tokens that are drawn; give a temperature above 0, "
+            "or measure likelihoods."
         )
     counted, sampling = Overlaps(), SamplingParams(temperature=temperature)
     _count(counted, target, drafter, prompts, sampling=sampling, tokens=tokens, seed=seed)

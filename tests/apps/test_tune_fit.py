@@ -84,6 +84,24 @@ def test_only_what_draws_and_was_not_told_gets_a_draft_temperature(tuned_at, mon
     assert calls == [0.6]  # of one drafter once
 
 
+def test_what_is_fitted_at_temperature_0_is_kept(tuned_at, draftwood):
+    file, output = tuned_at(0.02, "--strategy", "opt-tree", "--temperature", 0, "--budget", 8)
+    known = library.read_tuned(file)
+    assert known.draft_temperature is not None
+    assert 0.5 <= known.draft_temperature < 0.95
+    assert f"at draft temperature {known.draft_temperature:g}." in output
+    assert known.draft_sampling == library.SamplingParams(temperature=known.draft_temperature)
+    same = ["--prompt", PROMPT, "--max-new-tokens", 96, "--json"]
+    found = json.loads(draftwood("generate", *same, "--tuned", file).stdout)
+    by_hand = [*same, "--recipe", "opt-tree", "-o", f"budget={known.options['budget']}"]
+    drawn_at = ["--draft-temperature", known.draft_temperature]
+    wanted = json.loads(draftwood("generate", *by_hand, *drawn_at).stdout)
+    flat = json.loads(draftwood("generate", *by_hand, "--draft-temperature", 3).stdout)
+    assert found["tokens"] == wanted["tokens"] == flat["tokens"]
+    rounds = [one["statistics"]["tokens_per_round"] for one in (found, wanted, flat)]
+    assert rounds[0] == rounds[1] > rounds[2]
+
+
 def test_at_temperature_0_only_trees_of_likely_paths_get_a_draft_temperature(tuned_at, monkeypatch):
     calls = []
 
@@ -102,7 +120,7 @@ def test_at_temperature_0_only_trees_of_likely_paths_get_a_draft_temperature(tun
         "leviathan:length=2",
         "sequoia:budget=2",
         "opt-tree:draft_temperature=0.7:budget=2",
-        "dyspec:budget=2:draft_temperature=0.8",
+        "dyspec:budget=2",  # at the 0.6 of its paper
         "opt-tree:budget=2:draft_temperature=0.8",
         "eagle2:budget=2:draft_temperature=0.8",
     }

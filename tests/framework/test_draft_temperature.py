@@ -120,7 +120,9 @@ def test_at_temperature_0_trees_of_likely_paths_write_more_at_the_fitted_one():
     assert 0.5 < best < 0.95
 
     def rounds(draft_temperature: float) -> int:
-        recipe = attrs.evolve(create("recipes", "opt-tree", {"budget": 8}), draft_temperature=draft_temperature)
+        recipe = attrs.evolve(
+            create("recipes", "opt-tree", {"budget": 8}), draft_temperature=draft_temperature
+        )
         greedy = SamplingParams(temperature=0)
         out = recipe.decoder(target, drafter).generate(
             prompts,
