@@ -34,6 +34,7 @@ def _with_draft_temperature(specs: Sequence[Spec], trial: TuneTrial, *, tokens: 
     """The candidates that a draft temperature matters to, at the best one."""
     found: dict[str, float] = {}
     greedy = trial.temperature == 0
+    usual = trial.temperature or 1.0  # where a recipe names none
 
     def fit(spec: Spec) -> Spec:
         chosen = spec.strategy(trial.temperature)
@@ -52,13 +53,13 @@ def _with_draft_temperature(specs: Sequence[Spec], trial: TuneTrial, *, tokens: 
                 tokens=tokens,
                 seed=trial.seed,
             )
-        best, own = found[drafter], chosen.draft_temperature or (1.0 if greedy else trial.temperature)
-        if best == own:
+        best = found[drafter]
+        if best == (chosen.draft_temperature or usual):
             return spec
         return attrs.evolve(spec, options=(*spec.options, f"draft_temperature={best:g}"))
 
     fitting = [fit(spec) for spec in specs]
-    for best in {temperature: None for temperature in found.values() if temperature != trial.temperature}:
+    for best in {temperature: None for temperature in found.values() if temperature != usual}:
         does = "knows best what the target chooses" if greedy else "overlaps most with the target"
         to_stderr(f"The draft {does} at draft temperature {best:g}.")
     return fitting

@@ -127,6 +127,13 @@ def test_at_temperature_0_only_trees_of_likely_paths_get_a_draft_temperature(tun
     assert calls == [0]  # of one drafter once
 
 
+def test_a_draft_that_is_as_it_should_be_at_temperature_0_is_left_so(tuned_at, monkeypatch):
+    monkeypatch.setattr(fit, "best_draft_temperature", lambda *args, **options: 1.0)
+    file, output = tuned_at(0.02, "--strategy", "opt-tree", "--temperature", 0, "--budget", 2)
+    assert "draft_temperature" not in file.read_text().split('"estimates"')[1]
+    assert "at draft temperature" not in output
+
+
 def test_a_draft_that_was_told_to_follow_the_target_does(tuned_at):
     file, _ = tuned_at(
         0.0, "--strategy", "dyspec:draft_temperature=none", "--temperature", 0.8, "--budget", 2
