@@ -190,15 +190,8 @@ def _count(
     policy = registry.create("policies", "chain", {"length": _LENGTH})
     watched = _Watched(registry.create("verifiers", "traversal"), counted)
     decoder = SpeculativeDecoder(target, drafter, policy, watched)
-    draft_sampling = SamplingParams(temperature=sampling.temperature or 1.0)
     for number, prompt in enumerate(prompts):
-        decoder.generate(
-            [prompt],
-            max_new_tokens=tokens,
-            sampling=sampling,
-            draft_sampling=draft_sampling,
-            seed=seed + number,
-        )
+        decoder.generate([prompt], max_new_tokens=tokens, sampling=sampling, seed=seed + number)
 
 
 @attrs.frozen(eq=False)

@@ -62,26 +62,36 @@ def test_the_drafts_temperature_is_fitted_and_kept(tuned_at, draftwood):
     assert json.loads(followed)["tokens"] == json.loads(alone)["tokens"]
 
 
-def test_only_what_draws_and_was_not_told_gets_a_draft_temperature(tuned_at, monkeypatch):
-    calls = []
+@pytest.fixture
+def fitted_labels(tuned_at, monkeypatch):
+    """The labels of candidates of two nodes and the output, where a draft's best temperature is `best`."""
 
-    def best(*args: Any, temperature: float, **options: Any) -> float:
-        calls.append(temperature)
-        return 0.9
+    def labels(*words: str, temperature: float, best: float) -> tuple[set[str], str]:
+        calls = []
 
-    monkeypatch.setattr(fit, "best_draft_temperature", best)
+        def fitting(*args: Any, temperature: float, **options: Any) -> float:
+            calls.append(temperature)
+            return best
+
+        monkeypatch.setattr(fit, "best_draft_temperature", fitting)
+        strategies = [part for word in words for part in ("--strategy", word)]
+        file, output = tuned_at(0.02, *strategies, "--temperature", temperature, "--budget", 2)
+        assert calls == [temperature]  # of one drafter once
+        estimates = json.loads(file.read_text())["estimates"]
+        return {one["label"] for one in estimates if "=2" in one["label"]}, output
+
+    return labels
+
+
+def test_only_what_draws_and_was_not_told_gets_a_draft_temperature(fitted_labels):
     words = ["leviathan", "leviathan:draft_temperature=0.7", "dyspec", "opt-tree"]
-    file, _ = tuned_at(
-        0.02, *(part for word in words for part in ("--strategy", word)), "--temperature", 0.6, "--budget", 2
-    )
-    labels = {one["label"] for one in json.loads(file.read_text())["estimates"] if "=2" in one["label"]}
+    labels, _ = fitted_labels(*words, temperature=0.6, best=0.9)
     assert labels == {
         "leviathan:length=2:draft_temperature=0.9",
         "leviathan:draft_temperature=0.7:length=2",
         "dyspec:budget=2:draft_temperature=0.9",
         "opt-tree:budget=2",
     }
-    assert calls == [0.6]  # of one drafter once
 
 
 def test_what_is_fitted_at_temperature_0_is_kept(tuned_at, draftwood):
@@ -102,20 +112,10 @@ def test_what_is_fitted_at_temperature_0_is_kept(tuned_at, draftwood):
     assert rounds[0] == rounds[1] > rounds[2]
 
 
-def test_at_temperature_0_only_trees_of_likely_paths_get_a_draft_temperature(tuned_at, monkeypatch):
-    calls = []
-
-    def best(*args: Any, temperature: float, **options: Any) -> float:
-        calls.append(temperature)
-        return 0.8
-
-    monkeypatch.setattr(fit, "best_draft_temperature", best)
+def test_at_temperature_0_only_trees_of_likely_paths_get_a_draft_temperature(fitted_labels):
     words = ["leviathan", "sequoia", "opt-tree:draft_temperature=0.7", "dyspec", "opt-tree", "eagle2"]
-    file, output = tuned_at(
-        0.02, *(part for word in words for part in ("--strategy", word)), "--temperature", 0, "--budget", 2
-    )
+    labels, output = fitted_labels(*words, temperature=0, best=0.8)
     assert "knows best what the target chooses at draft temperature 0.8." in output
-    labels = {one["label"] for one in json.loads(file.read_text())["estimates"] if "=2" in one["label"]}
     assert labels == {
         "leviathan:length=2",
         "sequoia:budget=2",
@@ -124,13 +124,11 @@ def test_at_temperature_0_only_trees_of_likely_paths_get_a_draft_temperature(tun
         "opt-tree:budget=2:draft_temperature=0.8",
         "eagle2:budget=2:draft_temperature=0.8",
     }
-    assert calls == [0]  # of one drafter once
 
 
-def test_a_draft_that_is_as_it_should_be_at_temperature_0_is_left_so(tuned_at, monkeypatch):
-    monkeypatch.setattr(fit, "best_draft_temperature", lambda *args, **options: 1.0)
-    file, output = tuned_at(0.02, "--strategy", "opt-tree", "--temperature", 0, "--budget", 2)
-    assert "draft_temperature" not in file.read_text().split('"estimates"')[1]
+def test_a_draft_that_is_as_it_should_be_at_temperature_0_is_left_so(fitted_labels):
+    labels, output = fitted_labels("opt-tree", temperature=0, best=1.0)
+    assert labels == {"opt-tree:budget=2"}
     assert "at draft temperature" not in output
 
 
