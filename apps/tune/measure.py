@@ -16,7 +16,7 @@ from draftwood.decoding.measured_costs import NODES, REST_TOKENS
 
 _WARM = 4  # tokens that a candidate writes before it is timed
 CONTEXT = 128  # tokens after which passes are timed
-TIMING_SECONDS = 10.0  # for passes over one number of rows
+TIMING_SECONDS = 15.0  # for rounds of one number of rows
 LARGE = (64, 128)  # sizes in addition to `NODES`
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median, median_high
 from time import perf_counter
 from typing import Any
@@ -26,17 +26,17 @@ from draftwood.trees.request import Requests
 NODES = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32)
 """Small sizes, which many rows have, and those on both sides of where passes take a step."""
 
-REST_BUDGETS, REST_TOKENS, REST_TURNS = (1, 8), 24, 6
-"""Nodes without the root, tokens and turns of the texts that time the rest of a round.
-
-Fewer turns of shorter texts leave more to a slow second of the machine.
-"""
+REST_BUDGETS, REST_TOKENS = (1, 8), 24
+"""Nodes without the root, and tokens, of the texts that time the rest of a round."""
 
 WARM_ROUNDS, WARM_SECONDS = 5, 0.05
 """Rounds of a size before one is timed, and seconds after which none is added."""
 
 Times = dict[int, list[float]]
 """Seconds by the nodes of a row."""
+
+Way = Callable[[], list[Round]]
+"""Writes a text in every row, and returns the rounds that all rows had a part in."""
 
 
 def measure_costs(
@@ -48,13 +48,14 @@ def measure_costs(
     contexts: Sequence[int] = (128,),
     tokens: Sequence[int] = (),
     temperature: float = 1.0,
-    repetitions: int = 5,
-    seconds: float = 20.0,
+    repetitions: int = 6,
+    seconds: float = 30.0,
     machine: str = "",
 ) -> PassCosts:
     """Measures passes of a target and calls of its drafter, and returns their costs.
 
-    Sizes take turns, so that a slow moment of the machine affects all of them, and medians count.
+    Sizes take turns, and whole rounds are written in the same turns, so that a slow moment of the machine
+    affects all of them; medians count.
 
     Args:
         target: a backend, model object, folder or hub name.
@@ -67,10 +68,9 @@ def measure_costs(
             one, and mixtures of experts route real text otherwise.
         temperature: of the target. It decides how children are drawn and judged, which is most of what a
             round takes outside of its passes.
-        repetitions: of every size, at most.
-        seconds: for one number of rows and one context. Once they are over, larger sizes are left out; the
-            smallest two are measured in any case. The rest of a round is timed after
-            that, in one turn, and in further ones for half as long.
+        repetitions: turns, at most.
+        seconds: for one number of rows and one context. Once they are over, no turn begins, and the first
+            leaves larger sizes out; the smallest two are measured in any case, and rounds once.
         machine: the machine's name, which is kept with the costs.
 
     Raises:
@@ -89,11 +89,9 @@ def measure_costs(
     for context in contexts:
         for count in rows:
             batch = _batch(target, count, context, tokens)
-            passes, calls = _passes(target, drafter, batch, sizes, repetitions=repetitions, seconds=seconds)
-            rest, layer = _rest(
-                target, drafter, batch, temperature, _medians(passes, calls, batch), seconds=seconds
+            parts = _turns(
+                target, drafter, batch, sizes, temperature, repetitions=repetitions, seconds=seconds
             )
-            parts = passes, {n: [call + layer for call in taken] for n, taken in calls.items()}, rest
             for of_part, times in zip(points, parts, strict=True):
                 of_part += [(n, count, context, median(taken)) for n, taken in times.items() if taken]
     if target.ranks is not None:
@@ -137,32 +135,70 @@ def _batch(target: StateBackend, rows: int, context: int, tokens: Sequence[int])
     return [[text[(17 * row + place) % len(text)] for place in range(context)] for row in range(rows)]
 
 
+def _turns(
+    target: StateBackend,
+    drafter: Drafter | None,
+    batch: Sequence[Sequence[int]],
+    sizes: Sequence[int],
+    temperature: float,
+    *,
+    repetitions: int,
+    seconds: float,
+) -> tuple[Times, Times, Times]:
+    """Returns the times of target passes, of draft calls with the growth of their layer, and of the rest.
+
+    The rest is what rounds take besides what their passes took in the same turn: all work on the host, and
+    the time by which passes and calls are slower in a round, where the draft reads the accepted tokens first
+    and other work has come between.
+    """
+    ends = perf_counter() + seconds
+    passes: Times = {}
+    calls: Times = {}
+    ways = [] if drafter is None or drafter.drafters > 1 else _ways(target, drafter, batch, temperature)
+    written: list[list[Round]] = [[] for _ in ways]
+    outside: list[list[float]] = [[] for _ in ways]
+    for turn in range(repetitions):
+        if turn and _over(target, ends):
+            break
+        of_turn = _passes(target, drafter, batch, sizes, ends=None if turn else ends)
+        sizes = list(of_turn[0])
+        for times, found in zip((passes, calls), of_turn, strict=True):
+            for nodes, taken in found.items():
+                times.setdefault(nodes, []).extend(taken)
+        measured = _medians(*of_turn, batch)
+        for rounds, besides, way in zip(written, outside, ways, strict=True):
+            new = way()
+            rounds += new
+            besides += [_outside(one, measured, batch) for one in new]
+    if not ways:
+        return passes, calls, {}
+    rest, layer = _by_nodes(written, outside)
+    return passes, {n: [call + layer for call in taken] for n, taken in calls.items()}, rest
+
+
 def _passes(
     target: StateBackend,
     drafter: Drafter | None,
     batch: Sequence[Sequence[int]],
     sizes: Sequence[int],
     *,
-    repetitions: int,
-    seconds: float,
+    ends: float | None,
 ) -> tuple[Times, Times]:
-    """Returns the times of target passes and of draft calls."""
+    """Returns the times of a target pass and of draft calls of each size, and of two sizes after `ends`."""
     passes: Times = {}
     calls: Times = {}
-    ends = perf_counter() + seconds
     try:
         _prefill(target, drafter, batch)
-        for _ in range(repetitions):
-            for size in sizes:
-                if len(passes) > 1 and _over(target, ends):
-                    break
-                # A round without a tree has no draft call.
-                drafting_too = drafter if size > 1 or max(sizes) == 1 else None
-                _warm_up(target, drafting_too, batch, size)
-                drafting, taken = _one_round(target, drafting_too, batch, size)
-                passes.setdefault(size, []).append(taken)
-                for nodes, call in drafting.items():
-                    calls.setdefault(nodes, []).append(call)
+        for size in sizes:
+            if ends is not None and len(passes) > 1 and _over(target, ends):
+                break
+            # A round without a tree has no draft call.
+            drafting_too = drafter if size > 1 or max(sizes) == 1 else None
+            _warm_up(target, drafting_too, batch, size)
+            drafting, taken = _one_round(target, drafting_too, batch, size)
+            passes[size] = [taken]
+            for nodes, call in drafting.items():
+                calls.setdefault(nodes, []).append(call)
     finally:
         target.release()
         if drafter is not None:
@@ -227,62 +263,54 @@ def _call(drafter: Drafter, tokens: Tensor, parent: int) -> float:
     return perf_counter() - started
 
 
-def _rest(
-    target: StateBackend,
-    drafter: Drafter | None,
-    batch: Sequence[Sequence[int]],
-    temperature: float,
-    measured: PassCosts,
-    *,
-    seconds: float,
-) -> tuple[Times, float]:
-    """Returns what rounds take besides what their passes took when they were `measured`.
+def _ways(
+    target: StateBackend, drafter: Drafter, batch: Sequence[Sequence[int]], temperature: float
+) -> list[Way]:
+    """Returns what writes rounds: without a tree, with trees of one layer and `REST_BUDGETS`, and a deep one.
 
-    This is all work on the host, and the time by which passes and calls are slower in a round: the draft
-    reads the accepted tokens first, and other work has come between.
-
-    Returns:
-        By nodes of the largest tree, without a tree and with trees of one layer and `REST_BUDGETS`, the
-        growth of that layer left out; and the growth of a layer, in seconds.
+    The policy that weighs costs chooses node by node, which takes longer than a fixed shape. Nodes cost
+    nothing here, so that it draws what it can.
     """
-    if drafter is None or drafter.drafters > 1:
-        return {}, 0.0
     law = "without-replacement" if temperature > 0 else "top-k"
-    # The policy that weighs costs chooses node by node, which takes longer than a fixed shape. Nodes cost
-    # nothing here, so that it draws what it can.
     free = PassCosts(PassTable([(size, len(batch), len(batch[0]), 1.0) for size in (1, 9)]))
     verifier = registry.create("verifiers", "recursive-rejection" if temperature > 0 else "greedy")
     sampling = SamplingParams(temperature=temperature)
 
-    def written(name: str, options: dict[str, Any]) -> list[Round]:
+    def way(name: str, options: dict[str, Any]) -> Way:
         policy = registry.create("policies", name, options)
-        decoder = SpeculativeDecoder(target, drafter, policy, verifier, pass_costs=free)
-        rounds = decoder.stream(batch, max_new_tokens=REST_TOKENS, sampling=sampling, seed=0, eos_token_id=[])
-        return [one for one in rounds if not one.prefill and len(one.rows) == len(batch)]
 
-    wanted: list[tuple[str, dict[str, Any]]] = [
-        ("ordinary", {}),
-        *(("throughput-dyspec", {"budget": nodes, "depth": 1, "law": law}) for nodes in REST_BUDGETS),
-        ("throughput-dyspec", {"budget": max(REST_BUDGETS), "law": law}),
-    ]
-    found: list[list[Round]] = [[] for _ in wanted]
-    ends = perf_counter() + seconds / 2
-    for turn in range(REST_TURNS):
-        if turn == 0 or not _over(target, ends):
-            for rounds, (name, options) in zip(found, wanted, strict=True):
-                rounds += written(name, options)
-    sizes = [_tree_size(rounds) for rounds in found]
-    taken = [[_outside(one, measured, batch) for one in rounds] for rounds in found]
-    layers = median_high(one.draft_calls for one in found[-1]) - 1
-    *flat, deep = map(median, taken)
+        def write() -> list[Round]:
+            decoder = SpeculativeDecoder(target, drafter, policy, verifier, pass_costs=free)
+            rounds = decoder.stream(
+                batch, max_new_tokens=REST_TOKENS, sampling=sampling, seed=0, eos_token_id=[]
+            )
+            return [one for one in rounds if not one.prefill and len(one.rows) == len(batch)]
+
+        return write
+
+    flat = ({"budget": nodes, "depth": 1, "law": law} for nodes in REST_BUDGETS)
+    deep = {"budget": max(REST_BUDGETS), "law": law}
+    return [way("ordinary", {}), *(way("throughput-dyspec", options) for options in (*flat, deep))]
+
+
+def _by_nodes(written: Sequence[list[Round]], outside: Sequence[list[float]]) -> tuple[Times, float]:
+    """Returns seconds outside of passes by nodes of a flat tree, its layer left out, and those of a layer.
+
+    Args:
+        written: the rounds of each of the `_ways`.
+        outside: the seconds of each round besides its passes.
+    """
+    sizes = [_tree_size(rounds) for rounds in written]
+    layers = median_high(one.draft_calls for one in written[-1]) - 1
+    *flat, deep = map(median, outside)
     of_nodes = float(np.interp(sizes[-1], sizes[:-1], flat))
     layer = (deep - of_nodes) / layers if layers > 0 else 0.0
     # The only layer of a tree with one node takes no more than that tree does.
     layer = max(min(layer, flat[1] - flat[0]), 0.0)
     times: Times = {}
-    for size, outside in zip(sizes[:-1], taken[:-1], strict=True):
+    for size, besides in zip(sizes[:-1], outside[:-1], strict=True):
         grown = layer if size > 1 else 0.0
-        times.setdefault(size, []).extend(max(one - grown, 0.0) for one in outside)
+        times.setdefault(size, []).extend(max(one - grown, 0.0) for one in besides)
     return times, layer
 
 

@@ -26,8 +26,8 @@ from draftwood import (
     create,
     measure_costs,
 )
+from draftwood.decoding import measured_costs
 from draftwood.decoding.experts_touched import experts_touched
-from draftwood.decoding.measured_costs import REST_TURNS
 from draftwood.drafters import ModelDrafter
 from draftwood.policies import Chain, DynamicDepth, Mixture, ThroughputDySpec
 from draftwood.protocols import policy_states
@@ -272,7 +272,7 @@ def test_the_rest_of_a_round_is_timed_as_rounds_of_that_temperature(
     measure_costs(
         ToyBackend(TARGET), drafter(DRAFT), nodes=(1,), contexts=(4,), repetitions=1, temperature=temperature
     )
-    assert judged == [(type(create("verifiers", name)), temperature)] * 4 * REST_TURNS
+    assert judged == [(type(create("verifiers", name)), temperature)] * 4
 
 
 def test_the_growth_of_a_layer_counts_with_its_draft_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,6 +298,25 @@ def test_the_growth_of_a_layer_counts_with_its_draft_call(monkeypatch: pytest.Mo
     assert (sizes[:2], len(sizes)) == ([1, 2], 3)
     assert 0.6 * layer < measured.draft_seconds(1) < 2 * layer
     assert max(measured.rest_seconds(size) for size in sizes) < 0.6 * layer
+
+
+def test_rounds_are_compared_with_passes_of_the_same_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine may change its speed between two turns, and what a round takes besides its pass stays."""
+    turns: list[int] = []
+    prefill = measured_costs._prefill
+    monkeypatch.setattr(measured_costs, "_prefill", lambda *args: (turns.append(1), prefill(*args)))
+
+    class Changing(ToyBackend):
+        def extend(self, tokens: Any, parents: Any, counts: Any = None) -> Any:
+            sleep((0.004, 0.03, 0.05)[max(len(turns) - 1, 0)])
+            return super().extend(tokens, parents, counts)
+
+    measured = measure_costs(
+        Changing(TARGET), drafter(DRAFT), nodes=(1, 2), contexts=(4,), repetitions=3, temperature=0.0
+    )
+    assert len(turns) == 3
+    assert 0.03 < measured.target(1) < 0.05
+    assert measured.rest_seconds(1) < 0.009
 
 
 def test_sizes_that_take_too_long_are_left_out() -> None:
