@@ -12,7 +12,8 @@ from draftwood.apps.bench.writers import Text, Writer, writer
 from draftwood.apps.files.machine import device_name
 from draftwood.apps.models import by_name as models
 from draftwood.apps.models import drafters_by_name as drafters
-from draftwood.decoding.measured_costs import NODES, REST_TOKENS
+from draftwood.decoding.measured_costs import NODES
+from draftwood.decoding.timed_rounds import TOKENS as ROUND_TOKENS
 
 _WARM = 4  # tokens that a candidate writes before it is timed
 CONTEXT = 128  # tokens after which passes are timed
@@ -78,7 +79,7 @@ def pass_costs(
     return measure_costs(
         loaded.target,
         None if loaded.draft is None else drafters.model_drafter(loaded),
-        nodes=[size for size in (*nodes, largest + 1) if context + size + REST_TOKENS <= longest],
+        nodes=[size for size in (*nodes, largest + 1) if context + size + ROUND_TOKENS <= longest],
         rows=rows,
         contexts=(context,),
         tokens=tokens,

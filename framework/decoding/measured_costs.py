@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from statistics import median, median_high
+from collections.abc import Sequence
+from statistics import median
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from draftwood.base.errors import InvalidInput
-from draftwood.decoding.decoder import SpeculativeDecoder, as_backend, as_drafter
+from draftwood.decoding.decoder import as_backend, as_drafter
 from draftwood.decoding.experts_touched import experts_touched
-from draftwood.decoding.round_records import Round
 from draftwood.decoding.running_rows import NOTHING
-from draftwood.distributions.sampling import SamplingParams
-from draftwood.protocols import Drafter, StateBackend, registry
+from draftwood.decoding.timed_rounds import TOKENS, TimedRounds
+from draftwood.protocols import Drafter, StateBackend
 from draftwood.protocols.named_heads import NamedHead
 from draftwood.protocols.pass_costs import PassCosts, PassTable, Point
 from draftwood.protocols.vocabulary import fit_vocabulary
@@ -26,17 +24,11 @@ from draftwood.trees.request import Requests
 NODES = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32)
 """Small sizes, which many rows have, and those on both sides of where passes take a step."""
 
-REST_BUDGETS, REST_TOKENS = (1, 8), 24
-"""Nodes without the root, and tokens, of the texts that time the rest of a round."""
-
 WARM_ROUNDS, WARM_SECONDS = 5, 0.05
 """Rounds of a size before one is timed, and seconds after which none is added."""
 
 Times = dict[int, list[float]]
 """Seconds by the nodes of a row."""
-
-Way = Callable[[], list[Round]]
-"""Writes a text in every row, and returns the rounds that all rows had a part in."""
 
 
 def measure_costs(
@@ -54,8 +46,8 @@ def measure_costs(
 ) -> PassCosts:
     """Measures passes of a target and calls of its drafter, and returns their costs.
 
-    Sizes take turns, and whole rounds are written in the same turns, so that a slow moment of the machine
-    affects all of them; medians count.
+    Sizes take turns, medians count, and every time is a multiple of what passes over one node a row take at
+    that moment, since a machine may change its speed by a third within seconds.
 
     Args:
         target: a backend, model object, folder or hub name.
@@ -121,7 +113,7 @@ def _check(
             f"Costs were asked for nodes {list(nodes)}, rows {list(rows)} and contexts {list(contexts)}; "
             "give numbers from 1, at least one of each."
         )
-    most, longest = max(contexts) + max(nodes) + REST_TOKENS, target.max_length
+    most, longest = max(contexts) + max(nodes) + TOKENS, target.max_length
     if longest is not None and most > longest:
         raise InvalidInput(
             f"Passes over {max(nodes)} nodes after {max(contexts)} tokens need {most} tokens of context, and "
@@ -145,35 +137,28 @@ def _turns(
     repetitions: int,
     seconds: float,
 ) -> tuple[Times, Times, Times]:
-    """Returns the times of target passes, of draft calls with the growth of their layer, and of the rest.
-
-    The rest is what rounds take besides what their passes took in the same turn: all work on the host, and
-    the time by which passes and calls are slower in a round, where the draft reads the accepted tokens first
-    and other work has come between.
-    """
+    """Returns the times of target passes, of draft calls with the growth of their layer, and of the rest."""
     ends = perf_counter() + seconds
     passes: Times = {}
     calls: Times = {}
-    ways = [] if drafter is None or drafter.drafters > 1 else _ways(target, drafter, batch, temperature)
-    written: list[list[Round]] = [[] for _ in ways]
-    outside: list[list[float]] = [[] for _ in ways]
+    smallest: list[float] = []
+    rounds = None if drafter is None or drafter.drafters > 1 else TimedRounds(target, drafter, temperature)
     for turn in range(repetitions):
         if turn and _over(target, ends):
             break
-        of_turn = _passes(target, drafter, batch, sizes, ends=None if turn else ends)
-        sizes = list(of_turn[0])
-        for times, found in zip((passes, calls), of_turn, strict=True):
-            for nodes, taken in found.items():
-                times.setdefault(nodes, []).extend(taken)
-        measured = _medians(*of_turn, batch)
-        for rounds, besides, way in zip(written, outside, ways, strict=True):
-            new = way()
-            rounds += new
-            besides += [_outside(one, measured, batch) for one in new]
-    if not ways:
+        smallest += _passes(target, drafter, batch, sizes, (passes, calls), ends=None if turn else ends)
+        sizes = list(passes)
+        if rounds is not None:
+            rounds.write(batch)
+    unit = median(smallest)
+    passes, calls = (
+        {nodes: [unit * time for time in taken] for nodes, taken in times.items()}
+        for times in (passes, calls)
+    )
+    if rounds is None:
         return passes, calls, {}
-    rest, layer = _by_nodes(written, outside)
-    return passes, {n: [call + layer for call in taken] for n, taken in calls.items()}, rest
+    rest, layer = rounds.by_nodes(_medians(passes, calls, batch), unit=unit)
+    return passes, {nodes: [call + layer for call in taken] for nodes, taken in calls.items()}, rest
 
 
 def _passes(
@@ -181,29 +166,43 @@ def _passes(
     drafter: Drafter | None,
     batch: Sequence[Sequence[int]],
     sizes: Sequence[int],
+    times: tuple[Times, Times],
     *,
     ends: float | None,
-) -> tuple[Times, Times]:
-    """Returns the times of a target pass and of draft calls of each size, and of two sizes after `ends`."""
-    passes: Times = {}
-    calls: Times = {}
+) -> list[float]:
+    """Time a target pass and draft calls of each size, and only of two sizes after `ends`.
+
+    Args:
+        times: of passes and of calls, to which these are added as multiples of passes over one node a row.
+
+    Returns:
+        The seconds of those.
+    """
+    passes, calls = times
+    smallest: list[float] = []
+
+    def timed(size: int, drafting_too: Drafter | None) -> tuple[dict[int, float], float]:
+        _warm_up(target, drafting_too, batch, size)
+        return _one_round(target, drafting_too, batch, size)
+
     try:
         _prefill(target, drafter, batch)
-        for size in sizes:
-            if ends is not None and len(passes) > 1 and _over(target, ends):
+        smallest.append(timed(1, None)[1])
+        for number, size in enumerate(sizes):
+            if ends is not None and number > 1 and _over(target, ends):
                 break
             # A round without a tree has no draft call.
-            drafting_too = drafter if size > 1 or max(sizes) == 1 else None
-            _warm_up(target, drafting_too, batch, size)
-            drafting, taken = _one_round(target, drafting_too, batch, size)
-            passes[size] = [taken]
+            drafting, taken = timed(size, drafter if size > 1 or max(sizes) == 1 else None)
+            smallest.append(timed(1, None)[1])
+            around = sum(smallest[-2:]) / 2
+            passes.setdefault(size, []).append(taken / around)
             for nodes, call in drafting.items():
-                calls.setdefault(nodes, []).append(call)
+                calls.setdefault(nodes, []).append(call / around)
     finally:
         target.release()
         if drafter is not None:
             drafter.release()
-    return passes, calls
+    return smallest
 
 
 def _warm_up(
@@ -263,62 +262,6 @@ def _call(drafter: Drafter, tokens: Tensor, parent: int) -> float:
     return perf_counter() - started
 
 
-def _ways(
-    target: StateBackend, drafter: Drafter, batch: Sequence[Sequence[int]], temperature: float
-) -> list[Way]:
-    """Returns what writes rounds: without a tree, with trees of one layer and `REST_BUDGETS`, and a deep one.
-
-    The policy that weighs costs chooses node by node, which takes longer than a fixed shape. Nodes cost
-    nothing here, so that it draws what it can.
-    """
-    law = "without-replacement" if temperature > 0 else "top-k"
-    free = PassCosts(PassTable([(size, len(batch), len(batch[0]), 1.0) for size in (1, 9)]))
-    verifier = registry.create("verifiers", "recursive-rejection" if temperature > 0 else "greedy")
-    sampling = SamplingParams(temperature=temperature)
-
-    def way(name: str, options: dict[str, Any]) -> Way:
-        policy = registry.create("policies", name, options)
-
-        def write() -> list[Round]:
-            decoder = SpeculativeDecoder(target, drafter, policy, verifier, pass_costs=free)
-            rounds = decoder.stream(
-                batch, max_new_tokens=REST_TOKENS, sampling=sampling, seed=0, eos_token_id=[]
-            )
-            return [one for one in rounds if not one.prefill and len(one.rows) == len(batch)]
-
-        return write
-
-    flat = ({"budget": nodes, "depth": 1, "law": law} for nodes in REST_BUDGETS)
-    deep = {"budget": max(REST_BUDGETS), "law": law}
-    return [way("ordinary", {}), *(way("throughput-dyspec", options) for options in (*flat, deep))]
-
-
-def _by_nodes(written: Sequence[list[Round]], outside: Sequence[list[float]]) -> tuple[Times, float]:
-    """Returns seconds outside of passes by nodes of a flat tree, its layer left out, and those of a layer.
-
-    Args:
-        written: the rounds of each of the `_ways`.
-        outside: the seconds of each round besides its passes.
-    """
-    sizes = [_tree_size(rounds) for rounds in written]
-    layers = median_high(one.draft_calls for one in written[-1]) - 1
-    *flat, deep = map(median, outside)
-    of_nodes = float(np.interp(sizes[-1], sizes[:-1], flat))
-    layer = (deep - of_nodes) / layers if layers > 0 else 0.0
-    # The only layer of a tree with one node takes no more than that tree does.
-    layer = max(min(layer, flat[1] - flat[0]), 0.0)
-    times: Times = {}
-    for size, besides in zip(sizes[:-1], outside[:-1], strict=True):
-        grown = layer if size > 1 else 0.0
-        times.setdefault(size, []).extend(max(one - grown, 0.0) for one in besides)
-    return times, layer
-
-
-def _tree_size(rounds: Sequence[Round]) -> int:
-    """Returns the median number of nodes of the largest tree of a round, with its root."""
-    return 1 + median_high(max(row.outcome.drafted for row in one.rows) for one in rounds)
-
-
 def _medians(passes: Times, calls: Times, batch: Sequence[Sequence[int]]) -> PassCosts:
     """Returns the costs of these passes and draft calls of a batch."""
     rows, context = len(batch), len(batch[0])
@@ -327,11 +270,3 @@ def _medians(passes: Times, calls: Times, batch: Sequence[Sequence[int]]) -> Pas
         return PassTable([(nodes, rows, context, median(taken)) for nodes, taken in times.items()])
 
     return PassCosts(table(passes), table(calls) if calls else None)
-
-
-def _outside(one: Round, measured: PassCosts, batch: Sequence[Sequence[int]]) -> float:
-    """Returns the seconds of a round besides a pass and draft calls as they were measured."""
-    size = 1 + max(row.outcome.drafted for row in one.rows)
-    at = {"rows": len(batch), "context": len(batch[0])}
-    parts = measured.target(size, **at) + measured.tree_seconds(size, one.draft_calls, **at)
-    return max(one.seconds - float(parts), 0.0)

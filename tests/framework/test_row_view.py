@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import sleep
+from time import perf_counter, sleep
 from typing import Any
 
 import attrs
@@ -26,7 +26,6 @@ from draftwood import (
     create,
     measure_costs,
 )
-from draftwood.decoding import measured_costs
 from draftwood.decoding.experts_touched import experts_touched
 from draftwood.drafters import ModelDrafter
 from draftwood.policies import Chain, DynamicDepth, Mixture, ThroughputDySpec
@@ -272,7 +271,22 @@ def test_the_rest_of_a_round_is_timed_as_rounds_of_that_temperature(
     measure_costs(
         ToyBackend(TARGET), drafter(DRAFT), nodes=(1,), contexts=(4,), repetitions=1, temperature=temperature
     )
-    assert judged == [(type(create("verifiers", name)), temperature)] * 4
+    assert judged == [(type(create("verifiers", name)), temperature)]
+
+
+class Slow(ToyBackend):
+    """A target whose passes over more nodes take longer, and all of them twice as long at times."""
+
+    pass_seconds = 0.01
+
+    def __init__(self, model: ToyModel, *, changes: bool = False) -> None:
+        super().__init__(model)
+        self._changes = changes
+
+    def extend(self, tokens: Any, parents: Any, counts: Any = None) -> Any:
+        slow = self._changes and perf_counter() % 2 > 1
+        sleep((1 + slow) * self.pass_seconds * (1 + tokens.shape[1]) / 2)
+        return super().extend(tokens, parents, counts)
 
 
 def test_the_growth_of_a_layer_counts_with_its_draft_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +305,7 @@ def test_the_growth_of_a_layer_counts_with_its_draft_call(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(ThroughputDySpec, "grow_together", slow)
     measured = measure_costs(
-        ToyBackend(TARGET), drafter(DRAFT), nodes=(1, 2), contexts=(4,), repetitions=1, temperature=0.0
+        Slow(TARGET), drafter(DRAFT), nodes=(1, 2), contexts=(4,), repetitions=1, temperature=0.0
     )
     assert measured.rest is not None
     sizes = [point[0] for point in measured.rest.points]
@@ -300,23 +314,14 @@ def test_the_growth_of_a_layer_counts_with_its_draft_call(monkeypatch: pytest.Mo
     assert max(measured.rest_seconds(size) for size in sizes) < 0.6 * layer
 
 
-def test_rounds_are_compared_with_passes_of_the_same_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine may change its speed between two turns, and what a round takes besides its pass stays."""
-    turns: list[int] = []
-    prefill = measured_costs._prefill
-    monkeypatch.setattr(measured_costs, "_prefill", lambda *args: (turns.append(1), prefill(*args)))
-
-    class Changing(ToyBackend):
-        def extend(self, tokens: Any, parents: Any, counts: Any = None) -> Any:
-            sleep((0.004, 0.03, 0.05)[max(len(turns) - 1, 0)])
-            return super().extend(tokens, parents, counts)
-
-    measured = measure_costs(
-        Changing(TARGET), drafter(DRAFT), nodes=(1, 2), contexts=(4,), repetitions=3, temperature=0.0
+def test_a_machine_may_change_its_speed_while_it_is_timed() -> None:
+    """A machine takes twice as long in every other second, and what sizes cost beside each other stays."""
+    costs = measure_costs(
+        Slow(TARGET, changes=True), drafter(DRAFT), nodes=(1, 2, 3), contexts=(4,), temperature=0.0
     )
-    assert len(turns) == 3
-    assert 0.03 < measured.target(1) < 0.05
-    assert measured.rest_seconds(1) < 0.009
+    assert Slow.pass_seconds < costs.target(1) < 2.3 * Slow.pass_seconds
+    assert costs.target(3) / costs.target(1) == pytest.approx(2, rel=0.1)
+    assert costs.rest_seconds(1) < 0.4 * Slow.pass_seconds
 
 
 def test_sizes_that_take_too_long_are_left_out() -> None:
@@ -329,7 +334,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
     busy.prefill([])
     with pytest.raises(InvalidInput, match="give numbers from 1"):
         measure_costs(busy, rows=())
-    with pytest.raises(InvalidInput, match="need 184 tokens of context, and the target has 100"):
+    with pytest.raises(InvalidInput, match="need 208 tokens of context, and the target has 100"):
         measure_costs(ToyBackend(TARGET, max_length=100))
 
 
