@@ -26,7 +26,6 @@ from draftwood.base.errors import (
     UnsupportedModel,
 )
 from draftwood.decoding.decoder import SpeculativeDecoder
-from draftwood.decoding.followed_costs import FollowedCosts
 from draftwood.decoding.generation import Generation
 from draftwood.decoding.measured_costs import measure_costs
 from draftwood.decoding.round_records import Round, RowRecord, Statistics, TokenDetails
@@ -91,7 +90,6 @@ __all__ = [
     "DraftwoodError",
     "DrawnChildren",
     "FixedTimeSet",
-    "FollowedCosts",
     "Generation",
     "Growing",
     "GrowingRows",

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import attrs
 import torch
 
-from draftwood import CounterRandomness, FollowedCosts, SamplingParams, SpeculativeDecoder, StateBackend
+from draftwood import CounterRandomness, SamplingParams, SpeculativeDecoder, StateBackend
 from draftwood.apps.bench.inputs import Inputs, leave_out_defaults
 from draftwood.apps.bench.memory import forget_peak, peak_memory
 from draftwood.apps.bench.specs import ASSISTED, LOOKUP, ORDINARY, Spec
@@ -300,15 +300,13 @@ def writer(
     sampling = SamplingParams(temperature=temperature)
     sharper = chosen.draft_temperature
     costs = costs_for(chosen.policy, loaded.target, drafter, temperature=temperature, rows=rows, text=text)
-    # Texts take long enough for the machine to change, and no one asks for the same ones again.
-    followed = costs if costs is None or loaded.target.ranks is not None else FollowedCosts(costs)
     return Speculative(
         SpeculativeDecoder(
             loaded.target,
             drafter,
             chosen.policy,
             chosen.verifier,
-            pass_costs=followed,
+            pass_costs=costs,
         ),
         sampling,
         None if sharper is None else attrs.evolve(sampling, temperature=sharper),

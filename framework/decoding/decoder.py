@@ -14,7 +14,6 @@ from jaxtyping import Int
 from torch import Tensor
 
 from draftwood.base.errors import IncompatibleModels, InvalidInput, stop_iteration_as_it_is
-from draftwood.decoding.followed_costs import FollowedCosts
 from draftwood.decoding.generation import Generation, PartialGeneration
 from draftwood.decoding.kept_text import Turn, renew
 from draftwood.decoding.loop import RoundLoop
@@ -77,7 +76,7 @@ class SpeculativeDecoder:
         follows_defaults: whether penalties, suppressed tokens and their kin in the target's generation config
             hold for every text, before the processors of `sampling`, as in `generate`; see `ModelDefaults`.
         pass_costs: seconds of passes, for a policy that weighs them (`RowView.costs`); see
-            `draftwood.measure_costs`. `FollowedCosts` correct them while the decoder writes.
+            `draftwood.measure_costs`.
 
     Raises:
         IncompatibleStrategy: the verifier cannot judge the policy's trees.
@@ -90,10 +89,10 @@ class SpeculativeDecoder:
     policy: TreePolicy
     verifier: Verifier
     follows_defaults: bool = attrs.field(default=True, kw_only=True)
-    pass_costs: PassCosts | FollowedCosts | None = attrs.field(
+    pass_costs: PassCosts | None = attrs.field(
         default=None,
         kw_only=True,
-        validator=attrs.validators.optional(attrs.validators.instance_of((PassCosts, FollowedCosts))),
+        validator=attrs.validators.optional(attrs.validators.instance_of(PassCosts)),
     )
     _said: set[str] = attrs.field(factory=set, init=False, repr=False)
 
@@ -106,11 +105,6 @@ class SpeculativeDecoder:
         check_drafters_fit(self.policy, self.drafter)
         policy_states.first_state(self.policy)
         fit_vocabulary(self.drafter, self.target.vocab_size)
-        if isinstance(self.pass_costs, FollowedCosts) and self.target.ranks is not None:
-            raise InvalidInput(
-                "FollowedCosts were given to a target that runs over several ranks, whose clocks differ; "
-                "give PassCosts."
-            )
         if any(backend is self.target for backend in self.drafter.backends):
             raise IncompatibleModels(
                 "Target and drafter are one backend, which holds one state per row; load the model a second "

@@ -15,7 +15,6 @@ from torch.nn.utils.rnn import pad_sequence
 from draftwood.base.scratch import Scratch
 from draftwood.decoding import round_distributions, row_settings
 from draftwood.decoding.batch_row import BatchRow
-from draftwood.decoding.followed_costs import FollowedCosts
 from draftwood.decoding.round_records import Round, TracedTree
 from draftwood.decoding.row_turns import RowTurn, ended_by_criteria, failures_agreed
 from draftwood.decoding.running_rows import NOTHING, RunningRows
@@ -59,7 +58,7 @@ class RoundLoop:
     verifier: Verifier
     held: list[BatchRow] = attrs.field(factory=list)
     trace: bool = False
-    costs: PassCosts | FollowedCosts | None = None
+    costs: PassCosts | None = None
     _scratch: Scratch = attrs.field(factory=Scratch, init=False)
     # The rows of the last round; None where rows have come, ended or gone on since.
     _running: RunningRows | None = attrs.field(default=None, init=False)
@@ -262,16 +261,14 @@ class RoundLoop:
 
     def _draft(self, batch: RunningRows) -> tuple[Sequence[TokenTree], int, float]:
         """Grow all rows' trees; returns them, the draft's passes and their time."""
-        policy, costs = batch.rows[0].policy, self.costs
-        if isinstance(costs, FollowedCosts):
-            costs = costs.now
+        policy = batch.rows[0].policy
         growth = policy_states.growth(
             policy,
             [row.root for row in batch.rows],
             batch.draft_streams,
             [row.policy_state for row in batch.rows],
             batch.node_streams,
-            views=[row.view(costs, rows=len(batch)) for row in batch.rows] if policy.reads_row else None,
+            views=[row.view(self.costs, rows=len(batch)) for row in batch.rows] if policy.reads_row else None,
         )
         started, calls, probs = perf_counter(), 0, None
         plan = growth.plan

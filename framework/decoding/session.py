@@ -16,7 +16,6 @@ from torch import Tensor
 from draftwood.base import locks
 from draftwood.base.errors import InvalidInput
 from draftwood.decoding.batch_row import BatchRow
-from draftwood.decoding.followed_costs import FollowedCosts
 from draftwood.decoding.given_cache import GivenCache
 from draftwood.decoding.kept_text import KeptText, renew
 from draftwood.decoding.loop import RoundLoop
@@ -286,8 +285,6 @@ class Session:
         if not self.unfinished:
             raise InvalidInput("No row is left to be written; add() one first.")
         finished_round = self._next()
-        if isinstance(self._loop.costs, FollowedCosts):
-            self._follow(self._loop.costs, finished_round)
         for record in finished_round.rows:
             self._texts[record.row] += record.tokens
             if record.finished and not self._rows[record.row].idle:
@@ -297,10 +294,6 @@ class Session:
         statistics.seconds = perf_counter() - self._started
         statistics.first_token_seconds = statistics.first_token_seconds or statistics.seconds
         return finished_round
-
-    def _follow(self, costs: FollowedCosts, finished: Round) -> None:
-        lengths = [self._rows[record.row].stops.length for record in finished.rows]
-        costs.observe(finished, context=sum(lengths) / max(len(lengths), 1))
 
     def _next(self) -> Round:
         loop = self._loop

@@ -1,4 +1,4 @@
-"""`TimedRounds`: what rounds take outside of their passes, timed while they are written."""
+"""`TimedRounds`: the seconds of rounds outside of their passes, timed while rounds are written."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Timed:
     layers: list[int] = attrs.field(factory=list)
 
     def outside(self, passes: PassCosts, unit: float, at: dict[str, Any]) -> list[float]:
-        """Returns the seconds besides a pass and draft calls, where a pass over one node takes `unit`."""
+        """Returns the seconds outside of a pass and draft calls, where a pass over one node takes `unit`."""
         known = [
             passes.target(nodes, **at) + passes.tree_seconds(nodes, layers, **at)
             for nodes, layers in zip(self.nodes, self.layers, strict=True)
@@ -150,7 +150,7 @@ class TimedRounds:
                 self._note(self._timed[shape], one, median(smallest))
 
     def by_nodes(self, passes: PassCosts, *, unit: float) -> tuple[dict[int, list[float]], float]:
-        """Returns seconds outside of passes by nodes of a tree, its layers left out, and those of a layer.
+        """Returns seconds outside of passes by nodes of a tree, its layers left out, and of a layer.
 
         Args:
             passes: what passes and draft calls take.

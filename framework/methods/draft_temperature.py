@@ -22,8 +22,13 @@ from draftwood.trees.tree import TokenTree
 FACTORS = tuple(2 ** (step / 12) for step in range(-12, 13))
 """Temperatures that are tried, over the one at which the draft was drawn from: half to double, 6 % apart."""
 
+OWN = FACTORS.index(1.0)
+
 WORTHWHILE = 0.01
-"""Another temperature has to add so much of the overlap or likelihood, or what few texts say is noise."""
+"""Another temperature has to add so much of the overlap or likelihood."""
+
+ERRORS = 2.0
+"""Standard errors of its mean that a gain must exceed, as few positions show one by chance."""
 
 UNLIKELY = 1e-4
 """No tree takes a token that the draft finds less likely, so it does not matter how much less."""
@@ -46,6 +51,9 @@ class ByFactor:
         factory=lambda: torch.zeros(len(FACTORS), dtype=torch.float64), init=False
     )
     positions: int = attrs.field(default=0, init=False)
+    _squares: Float[Tensor, " factors"] = attrs.field(  # of what each is worth beyond factor 1
+        factory=lambda: torch.zeros(len(FACTORS), dtype=torch.float64), init=False
+    )
 
     def add(self, tree: TokenTree, target_probs: Float[Tensor, "nodes vocab"], path: Sequence[int]) -> None:
         """Count the nodes of `path` that have children.
@@ -59,7 +67,9 @@ class ByFactor:
             logs = tree.proposals[node].conditional(0, ()).double().log()
             target = target_probs[node].to(logs)
             drawn = (torch.softmax(logs / factor, -1) for factor in FACTORS)
-            self._sums += torch.stack([self.worth(target, draft) for draft in drawn]).cpu()
+            worth = torch.stack([self.worth(target, draft) for draft in drawn]).cpu()
+            self._sums += worth
+            self._squares += (worth - worth[OWN]).square()
             self.positions += 1
 
     def worth(self, target: Float[Tensor, " vocab"], draft: Float[Tensor, " vocab"]) -> Float[Tensor, ""]:
@@ -73,13 +83,18 @@ class ByFactor:
 
     @property
     def best(self) -> float:
-        """The factor with the largest mean, or 1 where that is not worth while."""
-        means = self.means.tolist()
-        most = max(means)
-        return FACTORS[means.index(most)] if self.pays(most, means[FACTORS.index(1.0)]) else 1.0
+        """The factor with the largest mean, or 1 where that is not worth while or may be chance."""
+        if self.positions < 2:
+            return 1.0
+        means, n = self.means, self.positions
+        gains = means - means[OWN]
+        errors = ((self._squares - n * gains.square()).clamp(min=0) / (n * (n - 1))).sqrt()
+        most = int(gains.argmax())
+        least = max(self.least_gain(float(means[OWN])), ERRORS * float(errors[most]))
+        return FACTORS[most] if float(gains[most]) > least else 1.0
 
-    def pays(self, most: float, own: float) -> bool:
-        """Whether a mean is so much larger than that of the draft's `own` temperature that it is no noise."""
+    def least_gain(self, own: float) -> float:
+        """Returns what has to be added to the mean at the draft's `own` temperature to be worth while."""
         raise NotImplementedError
 
 
@@ -93,8 +108,8 @@ class Overlaps(ByFactor):
     def worth(self, target: Float[Tensor, " vocab"], draft: Float[Tensor, " vocab"]) -> Float[Tensor, ""]:
         return torch.minimum(target, draft).sum()
 
-    def pays(self, most: float, own: float) -> bool:
-        return most > (1 + WORTHWHILE) * own
+    def least_gain(self, own: float) -> float:
+        return WORTHWHILE * own
 
 
 @attrs.define(eq=False)
@@ -110,8 +125,8 @@ class Likelihoods(ByFactor):
     def worth(self, target: Float[Tensor, " vocab"], draft: Float[Tensor, " vocab"]) -> Float[Tensor, ""]:
         return draft[target.argmax()].clamp(min=UNLIKELY).log()
 
-    def pays(self, most: float, own: float) -> bool:
-        return most > own + WORTHWHILE
+    def least_gain(self, own: float) -> float:
+        return WORTHWHILE
 
 
 def measured_overlaps(

@@ -64,6 +64,19 @@ def test_a_gain_that_may_be_noise_changes_nothing():
     assert Overlaps().best == 1.0
 
 
+@pytest.mark.parametrize(("factor", "positions", "kept"), [(1.0, 12, (0.85, 1.0)), (0.6, 300, (0.0, 0.1))])
+def test_what_few_positions_say_by_chance_changes_nothing(factor, positions, kept):
+    """Of a draft whose choices the target makes at `factor` times its temperature."""
+    tree, texts, stays = grow(Chain(1), ToyModel(5, seed=1)), 40 if positions < 100 else 10, 0
+    follows = torch.softmax(tree.proposals[0].conditional(0, ()).double().log() / factor, -1)
+    for seed in range(texts):
+        drawn, counted = torch.Generator().manual_seed(seed), Likelihoods()
+        for choice in torch.multinomial(follows, positions, replacement=True, generator=drawn):
+            counted.add(tree, torch.eye(5, dtype=torch.float64)[choice].expand(2, 5), [0])
+        stays += counted.best == 1.0
+    assert kept[0] <= stays / texts <= kept[1]
+
+
 def test_a_drafter_that_has_no_temperature_keeps_the_targets():
     target = ToyModel(7, seed=3)
     drafter = PromptLookup(vocab_size=7)
