@@ -65,15 +65,16 @@ class Compiled:
 class BoundRequest:
     """A request whose tensors are bound. Once it has run often, it becomes one for their sizes."""
 
-    def __init__(self, compiled: Compiled) -> None:
+    def __init__(self, compiled: Compiled, *, any_size: bool = False) -> None:
+        """A request of `compiled`; one that stays for `any_size` may be bound to tensors of others."""
         self._compiled, self._form = compiled, compiled.form
         self._request = self._form.create_infer_request()
         self._inputs: dict[int, Any] = {}
         self._outputs: dict[int, Any] = {}
-        self._runs, self._spent, self._settled = 0, 0.0, False
+        self._runs, self._spent, self._settled = 0, 0.0, any_size
 
     def read(self, place: int, tensor: Any) -> None:
-        """From now on read an input from `tensor`, whose size does not change."""
+        """From now on read an input from `tensor`, whose size does not change unless any will do."""
         self._inputs[place] = tensor
         self._request.set_input_tensor(place, tensor)
 
@@ -95,8 +96,6 @@ class BoundRequest:
 
     def _fix(self) -> None:
         sizes = [list(self._inputs[place].shape) for place in sorted(self._inputs)]
-        if any(0 in size for size in sizes):
-            return  # a prompt, whose pass is long
         try:
             form = self._compiled.fixed(sizes)
         except RuntimeError as error:

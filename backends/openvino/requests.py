@@ -108,15 +108,19 @@ class Request:
         *,
         vocab: int,
         width: int,
+        any_size: bool = False,
         former: Request | None = None,
     ) -> None:
         """A request of `one`, whose logits are of `vocab` and whose features of `width` numbers a node.
 
-        It takes over the request of a `former` one, which is not used again: to make one takes a while.
+        It takes over the request of a `former` one, which is not used again and was made for `any_size`: to
+        make one takes a while.
         """
         self.shape, self._one = shape, one
         self._vocab, self._width = vocab, width
-        self._request: BoundRequest = BoundRequest(one.compiled) if former is None else former._request
+        self._request: BoundRequest = (
+            BoundRequest(one.compiled, any_size=any_size) if former is None else former._request
+        )
         rows, nodes, slots = shape.rows, shape.nodes, shape.slots
         function = one.function
         self.tokens = np.zeros((rows, nodes), np.int64)

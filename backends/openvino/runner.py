@@ -240,7 +240,7 @@ class OpenVinoRunner(Runner):
         """The request for a prompt. Only the last one is kept: they are large, and lengths seldom repeat."""
         if self._reading is None or self._reading.shape != shape:
             former, self._reading = self._reading, None
-            self._reading = new(former=former)
+            self._reading = new(former=former, any_size=True)
         return self._reading
 
     def _request(self, shape: Any, new: Callable[[], Any]) -> Any:

@@ -78,6 +78,19 @@ def test_levels_of_fixed_sizes_are_those_of_any_size(fixed: list[bool]) -> None:
         assert one.values == pytest.approx(other.values, rel=1e-4, abs=1e-7)
 
 
+def test_prompts_of_other_lengths_follow_one_that_was_read_often(fixed: list[bool]) -> None:
+    """A long prompt is read in pieces, of which the later ones have a text before them."""
+    model = tiny(max_position_embeddings=512)
+    engine, plain = load(model, engine="openvino"), load(model)
+    for length in (290, 290, 290, 290, 290, 290, 20, 300, 530 - 256, 290):
+        found = []
+        for backend in (engine, plain):
+            found.append(backend.first_logits([torch.tensor(words(length))]))
+            backend.release()
+        assert torch.allclose(*found, rtol=1e-4, atol=1e-5)
+    assert fixed == []
+
+
 def test_where_there_is_no_room_the_form_for_any_size_goes_on(
     fixed: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
