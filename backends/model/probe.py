@@ -43,6 +43,8 @@ ROUNDING = 8.0
 LIMIT = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.2}
 COARSE = 0.25
 """The limit where activations are rounded to 8 bits by what else is in a pass."""
+DRAWS = 4
+"""Roundings of the embeddings that are tried, of which the one that changes most counts."""
 
 
 class RaisedReason(str):
@@ -115,7 +117,11 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
     if recurrent_layers(model.config) and limit < max(differences) <= most:
         # Scans of the same tokens round alike in every forward, so that what rounding does does not show.
         eps = torch.finfo(dtype).eps
-        moved = (difference(moved_logits(model, text, by=eps), along) for text, along in texts)
+        moved = [
+            difference(moved_logits(model, text, by=eps, draw=draw), along)
+            for text, along in texts
+            for draw in range(DRAWS)
+        ]
         limit = min(most, max(limit, ROUNDING * max(moved)))
     # The negation catches NaN too.
     if not all(value <= limit for value in differences):
@@ -157,9 +163,12 @@ def _cache_has_windows(model: Any) -> bool:
     return any(isinstance(layer, DynamicSlidingWindowLayer) for layer in layers)
 
 
-def moved_logits(model: Any, text: list[int], *, by: float) -> Tensor:
-    """Logits `[len(text), vocab]` of `text`, whose embeddings are off by the part `by`, as if rounded."""
-    noise = torch.Generator().manual_seed(0)
+def moved_logits(model: Any, text: list[int], *, by: float, draw: int = 0) -> Tensor:
+    """Logits `[len(text), vocab]` of `text`, whose embeddings are off by the part `by`, as if rounded.
+
+    How much a rounding changes differs between one `draw` and another.
+    """
+    noise = torch.Generator().manual_seed(draw)
 
     def move(_: Any, __: Any, embedded: Tensor) -> Tensor:
         off = 1 + by * torch.randn(embedded.shape, generator=noise)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from draftwood.backends.loading.loader import load
 from draftwood.backends.loading.self_check import self_check
 from draftwood.backends.model import probe
 from draftwood.backends.model.probe import disagreement
-from draftwood.backends.structure.forward import plain_logits
 from draftwood.base.errors import InvalidInput, OutOfMemory, UnsupportedModel
 from tests.backends.attention_models import VOCAB, against, bloom, tiny
 from tests.configurations.case import Case
@@ -144,9 +144,14 @@ def test_scans_that_round_more_than_usual_are_served(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(rounds_more, "extend", off)
     unmoved = torch.get_rng_state()
-    monkeypatch.setattr(probe, "moved_logits", lambda model, text, *, by: moved(model, text, by=100 * by))
+
+    def moved_in(draws: Iterable[int]) -> Any:
+        return lambda model, text, *, by, draw: moved(model, text, by=100 * by * (draw in draws), draw=draw)
+
+    # One draw may show what the others do not.
+    monkeypatch.setattr(probe, "moved_logits", moved_in([probe.DRAWS - 1]))
     assert disagreement(rounds_more, model) is None
-    monkeypatch.setattr(probe, "moved_logits", lambda model, text, *, by: plain_logits(model, text))
+    monkeypatch.setattr(probe, "moved_logits", moved_in([]))
     assert "differ from sequential decoding" in str(disagreement(rounds_more, model))
     assert torch.equal(torch.get_rng_state(), unmoved)
     assert not model.get_input_embeddings()._forward_hooks
