@@ -44,7 +44,7 @@ LIMIT = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.1, torch.bfl
 COARSE = 0.25
 """The limit where activations are rounded to 8 bits by what else is in a pass."""
 DRAWS = 4
-"""Roundings of the embeddings that are tried, of which the one that changes most counts."""
+"""Roundings of all parts that are tried, of which the one that changes most counts."""
 
 
 class RaisedReason(str):
@@ -164,21 +164,25 @@ def _cache_has_windows(model: Any) -> bool:
 
 
 def moved_logits(model: Any, text: list[int], *, by: float, draw: int = 0) -> Tensor:
-    """Logits `[len(text), vocab]` of `text`, whose embeddings are off by the part `by`, as if rounded.
+    """Logits `[len(text), vocab]` of `text`, where all that a part gives is off by `by`, as if rounded.
 
-    How much a rounding changes differs between one `draw` and another.
+    How much that changes differs between one `draw` and another.
     """
     noise = torch.Generator().manual_seed(draw)
 
-    def move(_: Any, __: Any, embedded: Tensor) -> Tensor:
-        off = 1 + by * torch.randn(embedded.shape, generator=noise)
-        return embedded * off.to(embedded)
+    def move(_: Any, __: Any, given: Any) -> Any:
+        if not isinstance(given, Tensor) or not given.is_floating_point():
+            return given
+        off = 1 + by * torch.randn(given.shape, generator=noise)
+        return given * off.to(given)
 
-    hook = model.get_input_embeddings().register_forward_hook(move)
+    parts = [module for module in model.modules() if next(module.children(), None) is None]
+    hooks = [module.register_forward_hook(move) for module in parts]
     try:
         return plain_logits(model, text)
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def arithmetic(model: Any, *, run: Callable[[], Any] | None = None) -> torch.dtype:

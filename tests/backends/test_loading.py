@@ -154,7 +154,7 @@ def test_scans_that_round_more_than_usual_are_served(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(probe, "moved_logits", moved_in([]))
     assert "differ from sequential decoding" in str(disagreement(rounds_more, model))
     assert torch.equal(torch.get_rng_state(), unmoved)
-    assert not model.get_input_embeddings()._forward_hooks
+    assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_a_window_of_one_token_is_refused() -> None:
