@@ -232,16 +232,20 @@ def _causal(
     layers: int,
     where: str,
 ) -> tuple[bool, ...]:
-    """Returns `is_causal`, else `causal` or JetSpec's `causal_head`, for all layers; else windowed ones."""
+    """Returns `is_causal`, else `causal` or JetSpec's `causal_head`, for all layers; else windowed ones.
+
+    Where `causal` says otherwise, `is_causal` is followed, as in vLLM. No program reads it and `causal_head`.
+    """
     told = {
         key: switch(table, key, where=where)
         for table, key in ((described, "is_causal"), (inner, "causal"), (inner, "causal_head"))
         if table.get(key) is not None
     }
-    if {"causal", "causal_head"} <= told.keys() and told["causal"] != told["causal_head"]:
+    if "causal_head" in told and len(set(told.values())) > 1:
+        named = " and ".join(f"{key} {value}" for key, value in told.items())
         raise InvalidInput(
-            f"causal is {told['causal']} and causal_head {told['causal_head']} in dflash_config of {where}; "
-            "copy its description again."
+            f"Whether a slot sees later ones is told in two ways by {where} ({named}); copy its description "
+            "again."
         )
     if told:
         return (next(iter(told.values())),) * layers

@@ -112,10 +112,10 @@ def _rotation(
                 "change it; use another head."
             )
     told: dict[str, Any] = {"rope_type": kind}
-    theta = _one_value([table.get("rope_theta"), description.get("rope_theta")], "rope_theta", where)
-    told["rope_theta"] = THETA if theta is None else _number(theta, "rope_theta", where)
-    partial = _one_value([table.get(_PARTIAL), description.get(_PARTIAL)], _PARTIAL, where)
-    if partial is not None and (part := _number(partial, _PARTIAL, where)) != 1:
+    theta = _one_number([table.get("rope_theta"), description.get("rope_theta")], "rope_theta", where)
+    told["rope_theta"] = THETA if theta is None else theta
+    part = _one_number([table.get(_PARTIAL), description.get(_PARTIAL)], _PARTIAL, where)
+    if part is not None and part != 1:
         if part > 1:
             raise InvalidInput(f"{_PARTIAL} is {part} in {where}; give a fraction of 1 at most.")
         told[_PARTIAL] = part
@@ -125,6 +125,13 @@ def _rotation(
         if key not in told:
             told[key] = _number(table.get(key), key, where)
     return told | {key: table[key] for key in more if table.get(key) is not None}
+
+
+def _one_number(values: Sequence[Any], key: str, where: str) -> float | None:
+    """Returns the one number that is told in two places; None where it is told in neither."""
+    numbers = [_number(value, key, where) for value in values if value is not None]
+    number: float | None = _one_value(numbers, key, where)
+    return number
 
 
 def _one_value(values: Sequence[Any], key: str, where: str) -> Any:

@@ -33,6 +33,7 @@ TEXT, WIDTH = 5, 64
 OUTSIDE = {"taps", "vocab_size", "max_positions", "target_layers", "mask_token_id", "block_size", "depths"}
 IDLE: dict[str, str] = {
     "algorithm": "a name",
+    "causal": "is_causal says it",
     "dflash_config": "it repeats the keys at the top",
     "dspark_config": "the same",
     "sample_from_anchor": "on by default where there is a correction",

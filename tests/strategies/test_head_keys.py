@@ -246,12 +246,31 @@ def test_names_of_other_makers(tmp_path: Path) -> None:
     assert layer_of(BASE)["head_dim"] == 16
 
 
-def test_two_keys_of_causal_layers_that_differ_are_refused(tmp_path: Path) -> None:
-    described = CONFIGS["modelopt-swa-dflash"]
-    inner = {**described["dflash_config"], "causal_head": True}
+@pytest.mark.parametrize(
+    ("name", "key", "words"),
+    [
+        ("modelopt-swa-dflash", "causal_head", r"\(causal False and causal_head True\)"),
+        ("nemo-qwen3-8b-dflash", "causal_head", r"\(is_causal False and causal_head True\)"),
+    ],
+)
+def test_two_keys_of_causal_layers_that_differ_are_refused(
+    name: str, key: str, words: str, tmp_path: Path
+) -> None:
+    described = CONFIGS[name]
+    inner = {**described["dflash_config"], key: True}
     write(tmp_path, {**described, "dflash_config": inner}, block_tensors(described))
-    with pytest.raises(InvalidInput, match="causal is False and causal_head True in dflash_config of"):
+    with pytest.raises(InvalidInput, match=f"a slot sees later ones is told in two ways by .*{words}; copy"):
         load_block(tmp_path)
+
+
+def test_a_switch_in_the_place_of_a_number_is_refused_although_it_equals_one(tmp_path: Path) -> None:
+    described = CONFIGS["nemo-phi4-eagle3"]
+    assert described["rope_parameters"]["partial_rotary_factor"] == 1
+    write(tmp_path, {**described, "partial_rotary_factor": True}, pair_tensors(described))
+    with pytest.raises(
+        InvalidInput, match="partial_rotary_factor is True in .*; the rotation needs a number"
+    ):
+        load_head(tmp_path)
 
 
 @pytest.mark.parametrize(
