@@ -71,8 +71,7 @@ class InTurns(ArrayPolicy, LearningPolicy[Turn]):
         shape = self.shape(states[0].number)
         if shape is None:
             return RowTrees(roots, most=1).finish(notes=[None] * len(roots))
-            yield  # a generator that asks for nothing
-        grown: TokenTree = yield from self.policies[shape].grow_together(
+        grown: RowTrees = yield from self.policies[shape].grow_together(
             roots, [state.state for state in states], views
         )
         return grown

@@ -87,7 +87,7 @@ def test_prompts_of_other_lengths_follow_one_that_was_read_often(fixed: list[boo
         for backend in (engine, plain):
             found.append(backend.first_logits([torch.tensor(words(length))]))
             backend.release()
-        assert torch.allclose(*found, rtol=1e-4, atol=1e-5)
+        assert torch.allclose(found[0], found[1], rtol=1e-4, atol=1e-5)
     assert fixed == []
 
 
