@@ -66,7 +66,7 @@ def test_a_gain_that_may_be_noise_changes_nothing():
 
 @pytest.mark.parametrize(("factor", "positions", "kept"), [(1.0, 12, (0.85, 1.0)), (0.6, 300, (0.0, 0.1))])
 def test_what_few_positions_say_by_chance_changes_nothing(factor, positions, kept):
-    """Of a draft whose choices the target makes at `factor` times its temperature."""
+    """The target chooses as the draft would at `factor` times its temperature."""
     tree, texts, stays = grow(Chain(1), ToyModel(5, seed=1)), 40 if positions < 100 else 10, 0
     follows = torch.softmax(tree.proposals[0].conditional(0, ()).double().log() / factor, -1)
     for seed in range(texts):

@@ -315,7 +315,7 @@ def test_the_growth_of_a_layer_counts_with_its_draft_call(monkeypatch: pytest.Mo
 
 
 def test_a_machine_may_change_its_speed_while_it_is_timed() -> None:
-    """A machine takes twice as long in every other second, and what sizes cost beside each other stays."""
+    """The machine takes twice as long in every other second, and the ratio of two sizes stays the same."""
     costs = measure_costs(
         Slow(TARGET, changes=True), drafter(DRAFT), nodes=(1, 2, 3), contexts=(4,), temperature=0.0
     )
