@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,11 @@ from draftwood.strategies.layer_choice import choose_children, choose_leaves
 
 Floats = NDArray[np.float64]
 
-OPTIMISM = 0.75
-"""Standard errors by which a first node is thought better than it was, so that it is tried again."""
+OPTIMISM = 1.5
+"""Standard errors by which a first node of a single row is thought better than it was, so that it is tried again.
+
+With more rows a trial costs a round of them all, and these are divided by the root of their number.
+"""
 
 ROUNDS = 3.0
 """Rounds that the assumed speed counts for, before any was reached."""
@@ -71,7 +75,7 @@ class PayingNodes:
             context: mean tokens of a row.
         """
         self.rows, self._depths, depth = len(histories), depths, int(depths.max())
-        self._rates = RowRates.of(histories, assumed, depths=depths, optimism=OPTIMISM)
+        self._rates = RowRates.of(histories, assumed, depths=depths, optimism=OPTIMISM / sqrt(self.rows))
         context = CONTEXT * round(context / CONTEXT)
         times = costs, budget, self.rows, context
         self._passes, self._calls, self._slopes, self._least, chains = seconds(*times, assumed.by_rank[0])

@@ -252,6 +252,26 @@ def test_a_first_node_that_is_tried_again_is_drawn_and_not_only_asked_for() -> N
     assert sizes(0.9, judged) == 1
 
 
+def dearest(judged: float, *, rows: int) -> float:
+    """The most that a node may cost for one to be drafted, where `judged` children of a kind were seen in all.
+
+    A pass takes as long for any number of rows, so that no other cause than the doubt tells them apart.
+    """
+
+    def drafts(node: float) -> bool:
+        passes = PassTable.of(lambda nodes, *_: 1 + node * (nodes - 1), nodes=NODES, rows=(1, 64))
+        return bool(nodes_of(learnt(0.5, rounds=judged / rows), PassCosts(passes), rows=rows).width)
+
+    return max(node for node in np.linspace(0.3, 1.0, 281).tolist() if drafts(node))
+
+
+def test_more_rows_try_a_first_node_again_less_often() -> None:
+    """A trial costs a round of all rows, so the standard errors are divided by the root of their number."""
+    certain, one, four = dearest(1e6, rows=1), dearest(24.0, rows=1), dearest(24.0, rows=4)
+    assert one > four > certain
+    assert four - certain == pytest.approx((one - certain) / 2, rel=0.1)
+
+
 @given(rates=st.lists(st.floats(0.1, 0.9), min_size=1, max_size=6), node=st.sampled_from([-0.02, 0.01]))
 def test_a_budget_of_one_node_is_spent(rates: list[float], node: float) -> None:
     """Also where a pass over two nodes was measured as faster than one over one."""
