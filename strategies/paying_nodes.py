@@ -19,9 +19,9 @@ from draftwood.strategies.layer_choice import choose_children, choose_leaves
 Floats = NDArray[np.float64]
 
 OPTIMISM = 1.5
-"""Standard errors by which a first node of a single row is thought better than it was, so that it is tried again.
+"""Standard errors by which a row's first node is thought better than it was, so that it is tried again.
 
-With more rows a trial costs a round of them all, and these are divided by the root of their number.
+A trial costs a round of all rows, so for several they are divided by the root of their number.
 """
 
 ROUNDS = 3.0

@@ -71,6 +71,24 @@ def test_genai_reads_every_prompt_anew(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert [options["scheduler_config"].enable_prefix_caching for options in made] == [False, False]
 
 
+@pytest.mark.parametrize(("chain", "passes"), [(0, 8), (4, 3)])
+def test_passes_of_genai_are_those_that_it_timed(
+    chain: int, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts 4 accepted tokens where 8 were written by a prompt and two passes more."""
+    genai_module: Any = ModuleType("openvino_genai")
+    genai_module.GenerationConfig = genai_module.TokenizedInputs = lambda *_: SimpleNamespace()
+    openvino_module: Any = ModuleType("openvino")
+    openvino_module.Tensor = lambda array: array
+    monkeypatch.setitem(sys.modules, "openvino_genai", genai_module)
+    monkeypatch.setitem(sys.modules, "openvino", openvino_module)
+    timed = SimpleNamespace(raw_metrics=SimpleNamespace(m_durations=[1.0] * 3))
+    metrics = SimpleNamespace(main_model_metrics=timed, get_num_accepted_tokens=lambda: 4)
+    answer = SimpleNamespace(tokens=[list(range(8))], extended_perf_metrics=metrics)
+    pipeline = SimpleNamespace(generate=lambda *_: answer)
+    assert genai.by_pipeline(pipeline, chain=chain)([1, 2], 8) == Written(list(range(8)), passes)
+
+
 def writing(tokens: list[int]) -> Any:
     return lambda prompt, count: Written([prompt[0], *tokens][:count], 2)
 
@@ -152,3 +170,20 @@ def test_the_table_compares_the_best_of_each_side_for_the_same_weights() -> None
     assert lines[6] == "weights as they are: ours over engine: 0.50 (0.50-0.50)"
     assert lines[7] == "weights int8: ours, int8 over engine, int8: 1.50 (1.50-1.50)"
     assert "took 1.00 ms at least" in lines[8]
+
+
+def test_the_best_is_chosen_by_the_times_that_are_compared() -> None:
+    """Medians over repetitions, as the ratio has it: one slow text decides on nothing."""
+    contenders = [
+        Contender("engine", writing([])),
+        Contender("ours, small", writing([]), ours=True),
+        Contender("ours, large", writing([]), ours=True),
+    ]
+    seconds = {"engine": [2.0, 2.0, 2.0], "ours, small": [1.2, 1.2, 1.2], "ours, large": [9.0, 1.0, 1.0]}
+    turns = [
+        Turn(name, repetition, prompt, taken, 2 * taken, 16, 4, 0.001, True)
+        for name, times in seconds.items()
+        for repetition, taken in enumerate(times)
+        for prompt in range(3)
+    ]
+    assert table(contenders, turns)[4] == "weights as they are: ours, large over engine: 2.00 (2.00-2.00)"

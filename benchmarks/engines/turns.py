@@ -135,10 +135,11 @@ def table(contenders: Sequence[Contender], turns: Sequence[Turn]) -> list[str]:
             f"{f'{sum(turn.equal for turn in some)} of {len(some)}':>12}"
         )
     for weights in dict.fromkeys(one.weights for one in contenders):
+        # By the same times as the ratio: a pass that an engine compiles meanwhile decides on neither.
         best = [
-            max(
+            min(
                 (of[one.name] for one in contenders if one.weights == weights and one.ours == ours),
-                key=_rate,
+                key=lambda turns: _by_prompt(turns).mean(),
                 default=None,
             )
             for ours in (True, False)

@@ -96,7 +96,7 @@ def _ratio(lines: Lines, others: Lines) -> str:
 
 
 def _best(run: Run, names: Iterable[str]) -> str:
-    return max(names, key=lambda name: _rate(run.of(name)))
+    return min(names, key=lambda name: _by_prompt(run.of(name)).mean())  # as the ratio has it
 
 
 def _best_by_way(run: Run) -> dict[tuple[str, str], str]:

@@ -253,7 +253,7 @@ def test_a_first_node_that_is_tried_again_is_drawn_and_not_only_asked_for() -> N
 
 
 def dearest(judged: float, *, rows: int) -> float:
-    """The most that a node may cost for one to be drafted, where `judged` children of a kind were seen in all.
+    """The most that a node may cost for one to be drafted, where `judged` children of a kind were seen.
 
     A pass takes as long for any number of rows, so that no other cause than the doubt tells them apart.
     """
