@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import FunctionType
-from typing import Any, ParamSpec, TypeVar
-
-import numpy as np
-
-_LAYOUT = 0x503
-"""The flags of an array that code is compiled for: contiguous either way, aligned, writeable."""
+from typing import Any, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,33 +25,17 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """
 
     machine_code: Callable[P, R] | None = None
-    known: set[tuple[Any, ...]] = set()
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         nonlocal machine_code
-        # Arguments of the same kinds run the same code. Written out, as it is done for every call.
-        found: list[Any] = []
-        for one in args:
-            if type(one) is np.ndarray:
-                found.append((one.dtype, one.ndim, one.flags.num & _LAYOUT))
-            else:
-                found.append(type(one))
-        kinds = tuple(found)
-        if machine_code is not None and not kwargs and kinds in known:
-            try:
-                return machine_code(*args)  # type: ignore[call-arg]
-            except SystemError as error:
-                _raise_heard(error)
-                raise
-        # Compiled in a thread, where Ctrl-C does not come: the compiler would lose it, and its lock.
-        with ThreadPoolExecutor(1) as thread:
-            made = machine_code or thread.submit(_made, function).result()
-            result: R = thread.submit(made, *args, **kwargs).result()
-        machine_code = made
-        if not kwargs:
-            known.add(kinds)
-        return result
+        if machine_code is None:
+            machine_code = _in_a_thread(_made, function)
+        try:
+            return machine_code(*args, **kwargs)
+        except SystemError as error:
+            _raise_heard(error)
+            raise
 
     _FUNCTIONS[call] = function
     return call
@@ -63,6 +43,14 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 _FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
 """The function of Python that each function of `compiled` runs."""
+
+
+def _in_a_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Returns what `function` does. Ctrl-C comes elsewhere: the compiler would lose it, and its lock."""
+    if threading.current_thread() is not threading.main_thread():
+        return function(*args, **kwargs)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(function, *args, **kwargs).result()
 
 
 def _raise_heard(error: SystemError) -> None:
@@ -92,6 +80,9 @@ def _made(function: Callable[P, R]) -> Callable[P, R]:
 
     options: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc"}, "error_model": "numpy"}
     try:
-        return njit(cache=True, **options)(function)  # type: ignore[no-any-return]
+        made = njit(cache=True, **options)(function)
     except RuntimeError:  # no place for a cache
-        return njit(**options)(function)  # type: ignore[no-any-return]
+        made = njit(**options)(function)
+    # numba calls it for arguments of every new kind.
+    made.compile = functools.partial(_in_a_thread, made.compile)
+    return cast("Callable[P, R]", made)
