@@ -180,14 +180,13 @@ class RowRates:
     Attributes:
         by_chance: by rank and bin of the probability, `[rows, ranks, bins]`.
         by_rank: by rank, of a child whose token is not known yet, `[rows, ranks]`.
-        by_depth: by depth, of a first child whose probability is not known yet, `[rows, depths]`.
-        first: `by_depth`, of which depth 1 is raised by standard errors of what all rows together say of it.
+        first: by depth, of a first child whose probability is not known yet, `[rows, depths]`; of depth 1 it is
+            raised by standard errors of what all rows together say of it.
         thought: by how much this raises the rates of depth 1 together.
     """
 
     by_chance: Float[np.ndarray, "rows ranks bins"]
     by_rank: Float[np.ndarray, "rows ranks"]
-    by_depth: Float[np.ndarray, "rows depths"]
     first: Float[np.ndarray, "rows depths"]
     thought: float
 
@@ -219,7 +218,7 @@ def _rates_of(
     assumed_by_rank: Floats,
     depths: NDArray[np.int64],
     optimism: float,
-) -> tuple[Floats, Floats, Floats, Floats, float]:
+) -> tuple[Floats, Floats, Floats, float]:
     """Returns what `RowRates` holds: of all rows together first, then of each row.
 
     Args:
@@ -230,48 +229,54 @@ def _rates_of(
             last that is.
         optimism: standard errors by which the rates of depth 1 are raised in `first`.
     """
-    rows, deepest = len(counts), depths.max()
-    by_chance, by_rank = np.empty((rows, RANKS, BINS)), np.empty((rows, RANKS))
-    by_depth, doubt = np.zeros((rows, deepest)), 0.0
-    of_rows = counts * faded.reshape(-1, 1)
-    together = of_rows.sum(0)
+    rows, deepest = len(counts), 0
+    for row in range(rows):
+        deepest = max(deepest, depths[row])
+    # Plain loops: the code of sums over arrays is long, and no cache has it after a pass.
     own = rows > 1  # a row by itself is all rows
+    by_chance, by_rank, first = np.empty((rows, RANKS, BINS)), np.zeros((rows, RANKS)), np.zeros((rows, deepest))
     for rank in range(RANKS):
-        judged, accepted = np.zeros(rows), np.zeros(rows)
-        for place in range(rank * BINS, (rank + 1) * BINS):
-            rate = (together[KINDS + place] + WEIGHT * assumed_by_chance[place]) / (together[place] + WEIGHT)
+        tries, hits = 0.0, 0.0
+        for bin_ in range(BINS):
+            place, tried, accepted = rank * BINS + bin_, 0.0, 0.0
             for row in range(rows):
-                tried, hits = of_rows[row, place], of_rows[row, KINDS + place]
-                judged[row] += tried
-                accepted[row] += hits
-                by_chance[row, rank, place - rank * BINS] = (
-                    (hits + ROW_WEIGHT * rate) / (tried + ROW_WEIGHT) if own else rate
-                )
-        rate = (accepted.sum() + WEIGHT * assumed_by_rank[rank]) / (judged.sum() + WEIGHT)
+                tried += counts[row, place] * faded[row]
+                accepted += counts[row, KINDS + place] * faded[row]
+            tries, hits = tries + tried, hits + accepted
+            rate = (accepted + WEIGHT * assumed_by_chance[place]) / (tried + WEIGHT)
+            for row in range(rows):
+                found = rate
+                if own:
+                    tried, accepted = counts[row, place] * faded[row], counts[row, KINDS + place] * faded[row]
+                    found = (accepted + ROW_WEIGHT * rate) / (tried + ROW_WEIGHT)
+                by_chance[row, rank, bin_] = found
+        rate = (hits + WEIGHT * assumed_by_rank[rank]) / (tries + WEIGHT)
         for row in range(rows):
-            by_rank[row, rank] = (
-                (accepted[row] + ROW_WEIGHT * rate) / (judged[row] + ROW_WEIGHT) if own else rate
-            )
-    rate = assumed_by_rank[0]
-    for depth in range(min(deepest, DEPTHS)):
-        place = 2 * KINDS + depth
+            found = rate
+            if own:
+                tries, hits = 0.0, 0.0
+                for place in range(rank * BINS, (rank + 1) * BINS):
+                    tries += counts[row, place] * faded[row]
+                    hits += counts[row, KINDS + place] * faded[row]
+                found = (hits + ROW_WEIGHT * rate) / (tries + ROW_WEIGHT)
+            by_rank[row, rank] = found
+    rate, before, after = assumed_by_rank[0], 0.0, 0.0
+    for depth in range(deepest):
+        place, tried, accepted = 2 * KINDS + min(depth, DEPTHS - 1), FIRST_WEIGHT, 0.0
+        for row in range(rows):
+            tried += counts[row, place] * faded[row]
+            accepted += counts[row, DEPTHS + place] * faded[row]
         # A depth that nobody has reached is thought to be like the one above.
-        tried = together[place] + FIRST_WEIGHT
-        rate = (together[place + DEPTHS] + FIRST_WEIGHT * rate) / tried
-        if depth == 0:
-            doubt = np.sqrt(rate * (1 - rate) / tried)
+        if depth < DEPTHS:
+            rate = (accepted + FIRST_WEIGHT * rate) / tried
+        more = 0.0 if depth else optimism * np.sqrt(rate * (1 - rate) / tried)
         for row in range(rows):
             if depth < depths[row]:
-                tries, hits = of_rows[row, place], of_rows[row, place + DEPTHS]
-                found = (hits + FIRST_ROW_WEIGHT * rate) / (tries + FIRST_ROW_WEIGHT) if own else rate
-                by_depth[row, depth] = found
-    for row in range(rows):
-        for depth in range(DEPTHS, depths[row]):
-            by_depth[row, depth] = by_depth[row, DEPTHS - 1]
-    first, thought = by_depth.copy(), 1.0
-    if deepest:
-        for row in range(rows):
-            if depths[row]:
-                first[row, 0] = min(first[row, 0] + optimism * doubt, 1.0)
-        thought = first[:, 0].sum() / by_depth[:, 0].sum()
-    return by_chance, by_rank, by_depth, first, thought
+                found = rate
+                if own:
+                    tries, hits = counts[row, place] * faded[row], counts[row, DEPTHS + place] * faded[row]
+                    found = (hits + FIRST_ROW_WEIGHT * rate) / (tries + FIRST_ROW_WEIGHT)
+                first[row, depth] = min(found + more, 1.0)
+                if depth == 0:
+                    before, after = before + found, after + first[row, 0]
+    return by_chance, by_rank, first, after / before if deepest else 1.0

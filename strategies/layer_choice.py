@@ -18,6 +18,7 @@ def choose_leaves(
     counts: Int[np.ndarray, " rows"],
     sizes: Int[np.ndarray, " rows"],
     first: Float[np.ndarray, "rows layers"],
+    depths: Int[np.ndarray, " rows"],
     layer: int,
     passes: Float[np.ndarray, " sizes"],
     calls: Float[np.ndarray, " nodes"],
@@ -32,6 +33,7 @@ def choose_leaves(
         counts: leaves of each row.
         sizes: nodes of every row so far.
         first: rates of first children in all layers.
+        depths: layers of each row at most; the leaves of a row near its end get no children.
         layer: layers that were drawn.
         passes, calls, least: as `seconds` gives them.
         price: tokens that a second must bring.
@@ -42,28 +44,39 @@ def choose_leaves(
         acceptance. The width is 0 where no chain pays. And children of one of them at most, as
         `PayingNodes.most_children`.
     """
-    rows, left, size = len(counts), first.shape[1] - layer, sizes.max()
+    rows, left = len(counts), first.shape[1] - layer
+    size, smallest, leaves = 0, sizes[0], 0
+    for row in range(rows):
+        size, smallest, leaves = max(size, sizes[row]), min(smallest, sizes[row]), max(leaves, counts[row])
     room = len(passes) - 1 - size
-    most = min(counts.max(), room) if left > 0 else 0
-    best = np.zeros((rows, most))
-    order = np.zeros((rows, most), np.int64)
+    most = min(leaves, room) if left > 0 else 0
+    # The most likely leaves of each row, the first of equal ones first.
+    best, order, numbers = np.zeros((rows, most)), np.zeros((rows, most), np.int64), np.zeros(rows, np.int64)
     for row in range(rows):
-        rest = accepted[row].copy()
-        for rank in range(min(most, counts[row])):
-            order[row, rank] = rest.argmax()
-            best[row, rank] = accepted[row, order[row, rank]]
-            rest[order[row, rank]] = -1.0
+        for leaf in range(counts[row]):
+            value = accepted[row, leaf] if layer < depths[row] else 0.0
+            at = min(numbers[row], most)
+            while at > 0 and best[row, at - 1] < value:
+                at -= 1
+                if at + 1 < most:
+                    best[row, at + 1], order[row, at + 1] = best[row, at], order[row, at]
+            if at < most:
+                best[row, at], order[row, at] = value, leaf
+                numbers[row] = min(numbers[row] + 1, most)
     width = best_width(best, first, layer, passes, calls, size, price)
-    places, numbers, opened = order[:, :width].copy(), np.zeros(rows, np.int64), np.zeros((rows, width))
+    places, opened = np.zeros((rows, width), np.int64), np.zeros((rows, width))
     for row in range(rows):
-        numbers[row] = min(width, counts[row])
-        places[row, : numbers[row]].sort()
+        numbers[row] = min(numbers[row], width)
         for rank in range(numbers[row]):
-            opened[row, rank] = accepted[row, places[row, rank]]
+            at = rank
+            while at > 0 and places[row, at - 1] > order[row, rank]:
+                places[row, at], opened[row, at] = places[row, at - 1], opened[row, at - 1]
+                at -= 1
+            places[row, at], opened[row, at] = order[row, rank], best[row, rank]
     paying = room
     if price * least[size] > 0:
         paying = min(room, int(thought * rows / (price * least[size])))
-    return places, numbers, opened, min(len(passes) - 1 - sizes.min(), size - sizes.min() + 1 + paying)
+    return places, numbers, opened, min(len(passes) - 1 - smallest, size - smallest + 1 + paying)
 
 
 @compiled
@@ -102,7 +115,6 @@ def choose_children(
     sizes: Int[np.ndarray, " rows"],
     by_chance: Float[np.ndarray, "rows ranks bins"],
     by_rank: Float[np.ndarray, "rows ranks"],
-    by_depth: Float[np.ndarray, "rows layers"],
     first: Float[np.ndarray, "rows layers"],
     layer: int,
     passes: Float[np.ndarray, " sizes"],
@@ -121,8 +133,7 @@ def choose_children(
         chances: the draft's probability of every child in drawn order; 0 where there is none.
         judged: the estimated probability that the verifier accepts a node; 0 of padding.
         sizes: nodes of every row before this layer.
-        by_chance, by_rank, by_depth: as in `RowRates`.
-        first: rates of first children in all layers, that of the first one raised by its doubt.
+        by_chance, by_rank, first: as in `RowRates`.
         layer: number of this layer.
         passes, slopes: as `seconds` gives them.
         call: seconds of a layer of one node.
@@ -149,7 +160,7 @@ def choose_children(
                 value[row, node] = judged[row, node] * rate
     paid, most = sizes.max(), len(passes) - 1
     least = least_values(
-        value, judged, by_rank, by_depth, sizes, most, layer, price * slopes[paid] / max(offered, 1)
+        value, judged, by_rank, first, sizes, most, layer, price * slopes[paid] / max(offered, 1)
     )
     # A layer that was asked for since its first node was thought better than it was, is tried as well.
     if paid > 0:
@@ -204,7 +215,7 @@ def least_values(
     value: Floats,
     judged: Floats,
     by_rank: Floats,
-    by_depth: Floats,
+    first: Floats,
     sizes: NDArray[np.int64],
     budget: int,
     layer: int,
@@ -219,11 +230,11 @@ def least_values(
     Args:
         value, judged: of the next child of every node, its value and the probability that it comes to be
             judged, `[rows, nodes]`.
-        by_rank, by_depth, sizes, layer: as in `choose_children`.
+        by_rank, first, sizes, layer: as in `choose_children`.
         budget: nodes of a row at most.
         floor: the value at which a child pays.
     """
-    nodes, depths, least = value.shape[1], by_depth.shape[1], np.zeros(len(sizes))
+    nodes, depths, least = value.shape[1], first.shape[1], np.zeros(len(sizes))
     # Of every next child: its value, the probability that it is judged, its rank and its depth.
     open_ = np.empty((4, nodes + budget))
     for row in range(len(sizes)):
@@ -242,7 +253,7 @@ def least_values(
             open_[2, best] = rank + 1
             open_[0, best] = open_[1, best] * by_rank[row, min(rank + 1, RANKS - 1)]
             if depth < depths:
-                open_[0, count], open_[1, count] = worth * by_depth[row, depth], worth
+                open_[0, count], open_[1, count] = worth * first[row, depth], worth
                 open_[2, count], open_[3, count] = 0, depth + 1
                 count += 1
     return least

@@ -111,7 +111,6 @@ class PayingNodes:
             self._sizes,
             rates.by_chance,
             rates.by_rank,
-            rates.by_depth,
             rates.first,
             self.layer,
             self._passes,
@@ -136,12 +135,12 @@ class PayingNodes:
         return max(reached, 1.0) * self.rows / float(self._passes[0])
 
     def _choose_leaves(self) -> None:
-        self._accepted[self._depths <= self.layer] = 0.0  # a row near its end
         self.opened, self.numbers, self._judged, self.most_children = choose_leaves(
             self._accepted,
             self._counts,
             self._sizes,
             self._rates.first,
+            self._depths,
             self.layer,
             self._passes,
             self._calls,
