@@ -180,8 +180,8 @@ class RowRates:
     Attributes:
         by_chance: by rank and bin of the probability, `[rows, ranks, bins]`.
         by_rank: by rank, of a child whose token is not known yet, `[rows, ranks]`.
-        first: by depth, of a first child whose probability is not known yet, `[rows, depths]`; of depth 1 it is
-            raised by standard errors of what all rows together say of it.
+        first: by depth, of a first child whose probability is not known yet, `[rows, depths]`; of depth 1 it
+            is raised by standard errors of what all rows together say of it.
         thought: by how much this raises the rates of depth 1 together.
     """
 
@@ -225,8 +225,8 @@ def _rates_of(
         counts: `AcceptanceHistory.counts` of the rows, `[rows, counts]`.
         faded: what each row's still count.
         assumed_by_chance, assumed_by_rank: as `AssumedRates.arrays`.
-        depths: of each row, down to which it has rates; those that are not counted apart have the rate of the
-            last that is.
+        depths: of each row, down to which it has rates; depths that are not counted apart have the rate of
+            the last that is.
         optimism: standard errors by which the rates of depth 1 are raised in `first`.
     """
     rows, deepest = len(counts), 0
@@ -234,7 +234,8 @@ def _rates_of(
         deepest = max(deepest, depths[row])
     # Plain loops: the code of sums over arrays is long, and no cache has it after a pass.
     own = rows > 1  # a row by itself is all rows
-    by_chance, by_rank, first = np.empty((rows, RANKS, BINS)), np.zeros((rows, RANKS)), np.zeros((rows, deepest))
+    by_chance, by_rank = np.empty((rows, RANKS, BINS)), np.empty((rows, RANKS))
+    first = np.zeros((rows, deepest))
     for rank in range(RANKS):
         tries, hits = 0.0, 0.0
         for bin_ in range(BINS):
