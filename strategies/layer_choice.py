@@ -55,7 +55,7 @@ def choose_leaves(
     for row in range(rows):
         for leaf in range(counts[row]):
             value = accepted[row, leaf] if layer < depths[row] else 0.0
-            at = min(numbers[row], most)
+            at = numbers[row]
             while at > 0 and best[row, at - 1] < value:
                 at -= 1
                 if at + 1 < most:
