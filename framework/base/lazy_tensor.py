@@ -40,7 +40,13 @@ def _completed(value: Any) -> Any:
 
 
 class LazyRows(LazyTensor):
-    """Stands for a tensor `[nodes, vocab]`; a subclass gives one row at a time."""
+    """Stands for a tensor `[nodes, vocab]`; a subclass gives one row at a time.
+
+    Attributes:
+        certain: whether every row has all of its probability at one token.
+    """
+
+    certain: bool = False
 
     @abstractmethod
     def row(self, node: int) -> Tensor:

@@ -133,6 +133,10 @@ class TargetRows(LazyRows):
         return self.logits.shape[0]
 
     @property
+    def certain(self) -> bool:  # type: ignore[override]
+        return self.sampling.is_argmax
+
+    @property
     def device(self) -> torch.device:
         return self.logits.device
 

@@ -29,16 +29,7 @@ class Greedy(Verifier):
     source = "DynaTree, section 3.5"
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
-        tokens = tree.tokens.tolist()
-        path = [0]
-        while True:
-            best = likeliest(target_probs, path[-1])
-            children = tree.children(path[-1])
-            match = next((child for child in children if tokens[child] == best), None)
-            if match is None:
-                accepted = [tokens[node] for node in path]
-                return Outcome(path, accepted, extra=best, bonus=not children, drafted=tree.size - 1)
-            path.append(match)
+        return followed(tree, target_probs)
 
     def verify_rows(
         self, trees: Sequence[TokenTree], target_probs: Sequence[Tensor], rngs: Sequence[Randomness]
@@ -46,6 +37,22 @@ class Greedy(Verifier):
         if not judges_as(self, Greedy) or on_the_host(target_probs):
             return super().verify_rows(trees, target_probs, rngs)
         return greedy_rows(TreeRows.of(trees), target_probs)
+
+
+def followed(tree: TokenTree, target_probs: Tensor) -> Outcome:
+    """The outcome of the path that the target's most likely tokens follow; of equal children the first."""
+    tokens, path = tree.tokens.tolist(), [0]
+    while True:
+        best, match = likeliest(target_probs, path[-1]), None
+        children = tree.children(path[-1])
+        for child in children:
+            if tokens[child] == best:
+                match = child
+                break
+        if match is None:
+            accepted = [tokens[node] for node in path]
+            return Outcome(path, accepted, extra=best, bonus=not children, drafted=tree.size - 1)
+        path.append(match)
 
 
 def greedy_rows(trees: TreeRows, target_probs: Targets) -> list[Outcome]:

@@ -14,6 +14,8 @@ from draftwood.strategies.verifiers.batched.device_forms import KERNELS
 from draftwood.strategies.verifiers.batched.host_rows import on_the_host
 from draftwood.strategies.verifiers.batched.on_device import judged_on_device
 from draftwood.strategies.verifiers.batched.own_steps import judges_as
+from draftwood.strategies.verifiers.batched.targets import certain
+from draftwood.strategies.verifiers.greedy import followed
 from draftwood.strategies.verifiers.orders.sibling_order import SiblingOrder, Tries
 from draftwood.strategies.verifiers.residual import Candidate, Residual
 
@@ -47,6 +49,9 @@ class TreeWalk(Verifier):
     gets the allowance min(1, a T(x) / p(x)), and its subtree is settled first. If nothing there is accepted,
     the node goes on with its residual (see `Residual`). A node whose children have all failed is
     accepted with the allowance that is left (traversal verification; on a chain, block verification).
+
+    A target that is certain of a token (temperature 0) lets the child that holds it through, whatever its law,
+    and no other child: the walk follows the target, and no coin is needed.
 
     The named verifiers fix both choices. A subclass that overrides `verify` is judged only by that method,
     never by a kernel, and so is a walk in an order of somebody's own.
@@ -86,6 +91,8 @@ class TreeWalk(Verifier):
         return self.order.adaptive
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
+        if certain(target_probs):
+            return followed(tree, target_probs)
         tokens, streams = tree.tokens.tolist(), self.order.node_streams(tree, rng)
 
         def visit(node: int, allowance: float, *, accepted: bool) -> _Visit:
