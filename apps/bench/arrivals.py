@@ -61,7 +61,7 @@ class Arrivals:
 
     def capacity(self, cell: Cell) -> dict[str, Any]:
         """Returns the line of a `"capacity"` cell: every request is there at the start."""
-        served = self._served(Spec(OURS), cell.contest, [0.0] * self.plan.requests, cell.seed)
+        served = self._served(Spec(OURS), cell.contest, [0.0] * self.plan.requests, cell.seed(self.plan.seed))
         return {
             **attrs.asdict(cell.contest),
             **{"kind": cell.kind, "prompt": cell.prompt, "turn": cell.turn},
@@ -90,7 +90,7 @@ class Arrivals:
             rate = cell.contest.load * full["requests"] / full["seconds"]
         # One order of gaps for all contenders.
         arrivals = pattern.times(self.plan.requests, rate=rate, seed=self.plan.seed + cell.repetition)
-        served = self._served(cell.spec, cell.contest, arrivals, cell.seed)
+        served = self._served(cell.spec, cell.contest, arrivals, cell.seed(self.plan.seed))
         return {**record, "rate": rate, **attrs.asdict(served)}
 
     def _served(self, spec: Spec, contest: Contest, arrivals: Sequence[float], seed: int) -> Served:

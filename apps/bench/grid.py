@@ -44,10 +44,9 @@ class Cell:
         who = self.spec.label if self.spec else ""
         return f"{self.kind} | {self.contest.key} | {who} | {self.prompt} | {self.repetition} | {self.turn}"
 
-    @property
-    def seed(self) -> int:
-        """Returns the seed of only this cell, so that texts of two contenders are independent."""
-        return zlib.crc32(self.key.encode())
+    def seed(self, of_run: int) -> int:
+        """Returns the seed of only this cell, so that texts of two contenders, and of two runs, are apart."""
+        return zlib.crc32(self.key.encode(), of_run % 2**32)
 
     @property
     def capacity(self) -> Cell:

@@ -74,7 +74,7 @@ class Measurer:
         record = attrs.asdict(cell.contest) | {"kind": cell.kind, "prompt": cell.prompt, "turn": cell.turn}
         if cell.kind == "answer":
             ordinary = writer(Spec(ORDINARY), loaded, 0.0)
-            written = ordinary.write_batch(prompts, cell.contest.new_tokens, cell.seed).tokens
+            written = ordinary.write_batch(prompts, cell.contest.new_tokens, cell.seed(self.plan.seed)).tokens
             return {
                 **record,
                 "tokens": answer_tokens(loaded.tokenizer, written, self.sets[cell.contest.data].stops),
@@ -93,7 +93,7 @@ class Measurer:
             return {**record, "refused": reason}
         try:
             text = self._warmed(cell.spec, cell.contest, prompts).write_batch(
-                prompts, cell.contest.new_tokens, cell.seed
+                prompts, cell.contest.new_tokens, cell.seed(self.plan.seed)
             )
         except UnsupportedModel as error:
             if not cell.spec.is_transformers or cell.spec.name == ORDINARY:

@@ -5,6 +5,7 @@ import pytest
 from draftwood import zoo
 from draftwood.apps.bench.specs import parse
 from draftwood.strategies.policies.chain import Chain
+from tests.apps.cells import cells
 
 
 @pytest.mark.parametrize(
@@ -74,6 +75,20 @@ def test_a_toml_file_says_what_runs(draftwood, refused, tmp_path, monkeypatch):
         sentence = refused("bench", "--file", file, "--to", tmp_path / "other")
         for part in parts:
             assert part in sentence
+
+
+def test_texts_follow_the_seed_of_the_run(draftwood, tmp_path, monkeypatch):
+    monkeypatch.setattr("draftwood.apps.bench.measure._SIZES", (1, 2, 4))
+
+    def texts(folder: str, seed: int) -> list[list[int]]:
+        words = ["--prompts", 1, "--prompt-length", 16, "--new-tokens", 8, "--temperature", 1, "--seed", seed]
+        result = draftwood("bench", "--to", tmp_path / folder, "--strategy", "chain:length=2", *words)
+        assert result.exit_code == 0, result.output
+        return [cell["tokens"] for cell in cells(tmp_path / folder) if cell["kind"] == "text"]
+
+    first = texts("a", 1)
+    assert texts("b", 1) == first
+    assert all(mine != other for mine, other in zip(first, texts("c", 2), strict=True))
 
 
 def test_the_drafts_temperature_is_an_option_of_every_strategy():
