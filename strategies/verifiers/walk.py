@@ -50,8 +50,8 @@ class TreeWalk(Verifier):
     the node goes on with its residual (see `Residual`). A node whose children have all failed is
     accepted with the allowance that is left (traversal verification; on a chain, block verification).
 
-    A target that is certain of a token (temperature 0) lets the child that holds it through, whatever its law,
-    and no other child: the walk follows the target, and no coin is needed.
+    A target that is certain of a token (temperature 0) accepts the child that holds it, whatever its law, and
+    no other child: the walk follows the target, and no coin is needed.
 
     The named verifiers fix both choices. A subclass that overrides `verify` is judged only by that method,
     never by a kernel, and so is a walk in an order of somebody's own.
