@@ -51,7 +51,7 @@ class TreeWalk(Verifier):
     accepted with the allowance that is left (traversal verification; on a chain, block verification).
 
     A target that is certain of a token (temperature 0) accepts the child that holds it, whatever its law, and
-    no other child: the walk follows the target, and no coin is needed.
+    no other child: the walk follows the target, and no coin is needed. An order of somebody's own is walked.
 
     The named verifiers fix both choices. A subclass that overrides `verify` is judged only by that method,
     never by a kernel, and so is a walk in an order of somebody's own.
@@ -91,7 +91,7 @@ class TreeWalk(Verifier):
         return self.order.adaptive
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
-        if certain(target_probs):
+        if certain(target_probs) and (type(self.order), self.leaf_first) in KERNELS:
             return followed(tree, target_probs)
         tokens, streams = tree.tokens.tolist(), self.order.node_streams(tree, rng)
 

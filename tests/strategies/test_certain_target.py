@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood import CounterRandomness, InvalidDistribution, SamplingParams, TreePolicy
+from draftwood import CounterRandomness, InvalidDistribution, Proposal, Randomness, SamplingParams, TreePolicy
 from draftwood.decoding.round_distributions import TargetRows
 from draftwood.protocols.registry import create, names
 from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.independent_paths import IndependentPaths
+from draftwood.strategies.verifiers.orders.sibling_order import DrawnOrder, Tries
 from draftwood.strategies.verifiers.walk import TreeWalk
 from draftwood.testing import ToyModel
 from draftwood.testing.models.small_strategies import fits
@@ -48,6 +51,24 @@ def test_a_certain_target_is_followed_as_coins_would_have_it(name: str, data: st
     judged = verifier.verify(tree, lazy, CounterRandomness.seeded(seed))
     assert judged == verifier.verify(tree, GREEDY.distribution(logits), CounterRandomness.seeded(seed))
     assert judged.extra == best[judged.path[-1]]
+
+
+@pytest.mark.parametrize("leaf_first", [False, True])
+def test_an_order_of_somebodys_own_is_asked_all_the_same(leaf_first: bool) -> None:
+    asked = []
+
+    @attrs.frozen
+    class OwnOrder(DrawnOrder):
+        def tries(self, tokens: Sequence[int], proposal: Proposal, rng: Randomness) -> Tries:
+            asked.append(list(tokens))
+            return super().tries(tokens, proposal, rng)
+
+    tree = grow(FixedTree(2, 2), ToyModel(VOCAB, seed=1))
+    logits = torch.zeros(len(tree), VOCAB)
+    logits[:, int(tree.tokens[1])] = 5
+    lazy: Any = TargetRows(logits, GREEDY)
+    TreeWalk(OwnOrder(), leaf_first=leaf_first).verify(tree, lazy, CounterRandomness.seeded(0))
+    assert asked
 
 
 def test_logits_that_are_not_numbers_are_refused() -> None:
