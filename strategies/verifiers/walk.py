@@ -10,11 +10,11 @@ import attrs
 from torch import Tensor
 
 from draftwood import InvalidInput, Outcome, Proposal, Randomness, TokenTree, Verifier
+from draftwood.base.lazy_tensor import LazyRows
 from draftwood.strategies.verifiers.batched.device_forms import KERNELS
 from draftwood.strategies.verifiers.batched.host_rows import on_the_host
 from draftwood.strategies.verifiers.batched.on_device import judged_on_device
 from draftwood.strategies.verifiers.batched.own_steps import judges_as
-from draftwood.strategies.verifiers.batched.targets import certain
 from draftwood.strategies.verifiers.greedy import followed
 from draftwood.strategies.verifiers.orders.sibling_order import SiblingOrder, Tries
 from draftwood.strategies.verifiers.residual import Candidate, Residual
@@ -91,8 +91,9 @@ class TreeWalk(Verifier):
         return self.order.adaptive
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
-        if certain(target_probs) and (type(self.order), self.leaf_first) in KERNELS:
-            return followed(tree, target_probs)
+        if isinstance(target_probs, LazyRows) and target_probs.certain:
+            if (type(self.order), self.leaf_first) in KERNELS:
+                return followed(tree, target_probs)
         tokens, streams = tree.tokens.tolist(), self.order.node_streams(tree, rng)
 
         def visit(node: int, allowance: float, *, accepted: bool) -> _Visit:

@@ -27,11 +27,6 @@ def stacked(target_probs: Targets, nodes: int) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence([probs[:nodes] for probs in target_probs], batch_first=True)
 
 
-def certain(target_probs: Tensor) -> bool:
-    """Whether the target is known to give all probability to one token after every node."""
-    return isinstance(target_probs, LazyRows) and target_probs.certain
-
-
 def likeliest(target_probs: Tensor, node: int) -> int:
     """The target's most likely token after one node; the first of several."""
     if isinstance(target_probs, LazyRows):
