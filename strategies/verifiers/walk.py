@@ -91,9 +91,9 @@ class TreeWalk(Verifier):
         return self.order.adaptive
 
     def verify(self, tree: TokenTree, target_probs: Tensor, rng: Randomness) -> Outcome:
-        if isinstance(target_probs, LazyRows) and target_probs.certain:
-            if (type(self.order), self.leaf_first) in KERNELS:
-                return followed(tree, target_probs)
+        certain = isinstance(target_probs, LazyRows) and target_probs.certain
+        if certain and (type(self.order), self.leaf_first) in KERNELS:
+            return followed(tree, target_probs)
         tokens, streams = tree.tokens.tolist(), self.order.node_streams(tree, rng)
 
         def visit(node: int, allowance: float, *, accepted: bool) -> _Visit:
