@@ -18,6 +18,7 @@ from draftwood.strategies.policies.chain import Chain
 from draftwood.strategies.policies.dyspec import DySpec
 from draftwood.strategies.policies.fixed_tree import FixedTree
 from draftwood.strategies.policies.independent_paths import IndependentPaths
+from draftwood.strategies.verifiers.batched.device_forms import KERNELS
 from draftwood.strategies.verifiers.orders.sibling_order import DrawnOrder, Tries
 from draftwood.strategies.verifiers.walk import TreeWalk
 from draftwood.testing import ToyModel
@@ -48,7 +49,10 @@ def test_a_certain_target_is_followed_as_coins_would_have_it(name: str, data: st
     best = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=len(tree), max_size=len(tree)))
     logits = torch.zeros(len(tree), VOCAB).scatter_(1, torch.tensor(best).unsqueeze(1), 5.0)
     lazy: Any = TargetRows(logits, GREEDY)
-    judged = verifier.verify(tree, lazy, CounterRandomness.seeded(seed))
+    rng = CounterRandomness.seeded(seed)
+    judged = verifier.verify(tree, lazy, rng)
+    # Any other walk takes at least the coin of its extra token.
+    assert (rng.used == 0) == ((type(verifier.order), verifier.leaf_first) in KERNELS)
     assert judged == verifier.verify(tree, GREEDY.distribution(logits), CounterRandomness.seeded(seed))
     assert judged.extra == best[judged.path[-1]]
 
