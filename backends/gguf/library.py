@@ -43,6 +43,19 @@ def library() -> Any:
     return llama_cpp
 
 
+def model_options() -> Any:
+    """Returns llama.cpp's options of a model, by which its matrix tiles (AMX) are left out.
+
+    GCC drops a part of the tiles' configuration that llama.cpp writes, so that many of its builds end the
+    process at the first pass over two tokens, where weights have 8 bits or fewer.
+    """
+    lib = library()
+    options = lib.llama_model_default_params()
+    # The tiles and other repacked weights are switched together.
+    options.use_extra_bufts = options.use_extra_bufts and b"AMX_INT8 = 1" not in lib.llama_print_system_info()
+    return options
+
+
 @attrs.frozen(eq=False)
 class Weights:
     """The model of a GGUF file, held by llama.cpp and freed with this object.
@@ -71,7 +84,7 @@ class Weights:
             UnsupportedModel: llama.cpp does not read the file.
         """
         lib = library()
-        options = lib.llama_model_default_params()
+        options = model_options()
         options.vocab_only = vocabulary_only
         options.n_gpu_layers = -1 if on_gpu else 0
         handle = lib.llama_model_load_from_file(str(file).encode(), options)

@@ -19,7 +19,11 @@ from draftwood.zoo.widen import parameter_count, widen_to
 NOISE = 1e-15
 """Replaces zeros of a widened model: an engine may store and read equal constants once."""
 
-EXPORTS = {"openvino": ("fp32", ("target", "draft")), "openvino-int8": ("int8", ("target",))}
+EXPORTS = {
+    "openvino": ("fp32", ("target", "draft")),
+    "openvino-int8": ("int8", ("target",)),
+    "openvino-int4": ("int4", ("target",)),
+}
 """Folders of exported models: the format of their weights, and the models."""
 
 

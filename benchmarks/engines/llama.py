@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.engines.contenders import Contender, Writer, Written
-from draftwood.backends.gguf.library import library
+from draftwood.backends.gguf.library import library, model_options
 from draftwood.base.errors import InvalidInput
 
 CHAINS = (4,)
@@ -59,9 +59,7 @@ class Context:
     def __init__(self, file: Path, *, dtype: str, threads: int, flash: bool) -> None:
         """Read the GGUF file; with flash attention, which is llama.cpp's default, or without."""
         self._lib = llama_cpp = library()
-        self._model = llama_cpp.llama_model_load_from_file(
-            str(file).encode(), llama_cpp.llama_model_default_params()
-        )
+        self._model = llama_cpp.llama_model_load_from_file(str(file).encode(), model_options())
         if not self._model:
             raise InvalidInput(f"llama.cpp does not read {file}; write it again with engine-folders.")
         options = llama_cpp.llama_context_default_params()
