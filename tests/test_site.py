@@ -194,6 +194,8 @@ def test_engines_are_compared_by_their_fastest_setting(tmp_path, monkeypatch):
         "draftwood, openvino, 8 nodes": 4.0,
         "llama.cpp, Q8_0, its draft of 4": 2.0,
         "draftwood, openvino, int8, 4 nodes": 1.0,
+        "draftwood, gguf F32, 4 nodes": 8.0,
+        "draftwood, gguf Q8_0, 4 nodes": 4.0,
     }
     lines = ["contender,repetition,prompt,seconds,cpu,tokens,passes,noise,equal"]
     lines += [
@@ -215,6 +217,7 @@ def test_engines_are_compared_by_their_fastest_setting(tmp_path, monkeypatch):
         "| llama.cpp | 1.60 (1.60-1.60) | 4.00 (4.00-4.00) |",
         "| draftwood, torch | 0.80 (0.80-0.80) |  |",
         "| draftwood, OpenVINO | 2.00 (2.00-2.00) | 8.00 (8.00-8.00) |",
+        "| draftwood, llama.cpp | 1.00 (1.00-1.00) | 2.00 (2.00-2.00) |",
         "",
         "Best of draftwood over the best of all others: 0.50 (0.50-0.50) (7M, OpenVINO GenAI); "
         "2.00 (2.00-2.00) (7M, int8, llama.cpp).",

@@ -19,7 +19,7 @@ DATA = Path(__file__).resolve().parents[2] / "benchmarks" / "data"
 RUNS = DATA / "engines.toml"
 OURS = "draftwood"
 ROUNDED = {"int8": "int8", "Q8_0": "int8", "int4": "int4", "Q4_0": "int4"}
-ENGINES = {"eager": "torch", "inductor": "torch, compiled", "openvino": "OpenVINO"}
+ENGINES = {"eager": "torch", "inductor": "torch, compiled", "openvino": "OpenVINO", "gguf": "llama.cpp"}
 
 Lines = list[dict[str, str]]
 
@@ -68,8 +68,9 @@ def way_of(contender: str) -> tuple[str, str]:
     Sizes of trees and lengths of drafts are left out: they are settings of one engine.
     """
     name, *parts = contender.split(", ")
-    rounded = next((ROUNDED[part] for part in parts if part in ROUNDED), "")
-    return f"{OURS}, {ENGINES.get(parts[0], parts[0])}" if name == OURS else name, rounded
+    words = " ".join(parts).split()
+    rounded = next((ROUNDED[word] for word in words if word in ROUNDED), "")
+    return f"{OURS}, {ENGINES.get(words[0], words[0])}" if name == OURS else name, rounded
 
 
 def _rate(lines: Lines) -> float:

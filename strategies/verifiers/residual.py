@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, float32, tensor
 
 from draftwood.kernels.tree_plan.arrays import DUST
-from draftwood.strategies.verifiers.vocabulary import Tokens, gathered, put, total, weight_of
+from draftwood.strategies.verifiers.vocabulary import Tokens, gathered, less, put, total, weight_of
 
 
 class TriedLaw(Protocol):
@@ -54,11 +54,7 @@ class SiblingLaw(TriedLaw):
         return 0.0 if token in self.removed else weight_of(self.weights, token) / self.total
 
     def rejected(self, left: Float[Tensor, " vocab"], scale: float) -> Float[Tensor, " vocab"]:
-        after = left.sub(self.weights, alpha=scale / self.total)
-        if self.removed:
-            removed = np.array(self.removed)
-            put(after, removed, gathered(left, removed))
-        return after.clamp_(min=0)
+        return less(left, self.weights, scale / self.total, kept=self.removed)
 
 
 @attrs.define(eq=False)

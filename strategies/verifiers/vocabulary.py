@@ -1,10 +1,12 @@
-"""Sums and extremes over a vocabulary, by whichever library is quicker at it.
+"""Sums, differences and extremes over a vocabulary, by whichever way is quicker.
 
-On a CPU numpy finds extremes and the tokens above a bound several times faster than torch, which sums faster.
+On a CPU numpy finds extremes and the tokens above a bound several times faster than torch, and compiled loops
+do in one call what takes torch several.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,15 +21,20 @@ from draftwood.laws.proposals import check_distribution
 Tokens = NDArray[np.int64]
 """Tokens `[n]` on the host."""
 
+LOOPED = torch.float32, torch.float64
+"""Numbers that compiled loops read."""
+
 
 def total(weights: Float[Tensor, " vocab"]) -> float:
-    """Their sum, in float32 or in float64 as they are."""
-    return float(weights.sum(dtype=None if weights.dtype == torch.float64 else torch.float32))
+    """Their sum in float64."""
+    if weights.is_cpu and weights.dtype in LOOPED:
+        return _totals(weights.numpy())[1]
+    return float(weights.sum(dtype=torch.float64))
 
 
 def checked_total(p: Float[Tensor, " vocab"], what: str) -> float:
-    """The sum of `p`, or `InvalidDistribution` as `check_distribution` raises it for `what`."""
-    if p.device.type == "cpu" and p.dtype in (torch.float32, torch.float64):
+    """The sum of `p` in float64, or `InvalidDistribution` as `check_distribution` raises it for `what`."""
+    if p.is_cpu and p.dtype in LOOPED:
         below, whole = _totals(p.numpy())
     else:
         below, whole = float(p.clamp(max=0).sum()), total(p)
@@ -41,6 +48,20 @@ def weight_of(weights: Float[Tensor, " vocab"], token: int) -> float:
     if weights.is_cpu and weights.dtype != torch.bfloat16:
         return float(weights.numpy()[token])  # in a third of the time
     return float(weights[token])
+
+
+def less(
+    weights: Float[Tensor, " vocab"], taken: Float[Tensor, " vocab"], share: float, *, kept: Sequence[int]
+) -> Float[Tensor, " vocab"]:
+    """Returns max(`weights` - `share` `taken`, 0), and `weights` as they are for the tokens `kept`."""
+    alike = taken.is_cpu and taken.dtype == weights.dtype
+    if alike and weights.is_cpu and weights.dtype in LOOPED:
+        return torch.from_numpy(_less(weights.numpy(), taken.numpy(), share, np.array(kept, np.int64)))
+    left = weights.sub(taken, alpha=share)
+    if kept:
+        tokens = np.array(kept)
+        put(left, tokens, gathered(weights, tokens))
+    return left.clamp_(min=0)
 
 
 def largest(weights: Float[Tensor, " vocab"]) -> tuple[int, float]:
@@ -84,6 +105,19 @@ def _totals(weights: NDArray[Any]) -> tuple[float, float]:
         whole += weights[token]
         below += weights[token] if weights[token] < 0 else zero
     return below, whole
+
+
+@compiled
+def _less(
+    weights: NDArray[Any], taken: NDArray[Any], share: float, kept: NDArray[np.int64]
+) -> NDArray[Any]:
+    left, part, zero = np.empty_like(weights), weights.dtype.type(share), weights.dtype.type(0)
+    for token in range(len(weights)):
+        rest = weights[token] - part * taken[token]
+        left[token] = zero if rest < zero else rest
+    for token in kept:
+        left[token] = weights[token]
+    return left
 
 
 def _array(weights: Tensor) -> NDArray[Any] | None:
