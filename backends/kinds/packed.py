@@ -306,7 +306,7 @@ class PackedBackend(WindowedPasses):
         The nodes of all levels join the region after the first ones, level by level, from every level as many
         as its width.
         """
-        if not self._runner.grows or self._region.counts.any() or not self._rows:
+        if not self._runner.grows or self._region.columns or not self._rows:
             return None
         if self._given is not None:  # their positions are not what their windows are counted by
             return None

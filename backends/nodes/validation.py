@@ -108,13 +108,27 @@ def padded_nodes(
             tokens = torch.from_numpy(np.where(padding, 0, tokens.numpy()))
     if on_host:
         ids = tokens.numpy()
-        if ids.size and ids.view(np.uint64).max() >= vocab:  # negative ones are large
+        if _outside(ids, vocab):
             row, index = np.argwhere((ids < 0) | (ids >= vocab))[0]
             raise InvalidTree(
                 f"Node {have[row] + index} of row {row} holds token {ids[row, index]}; this model's "
                 f"are 0 to {vocab - 1}."
             )
     return tokens, parents, valid
+
+
+FEW = 256
+"""Numbers among which Python finds the largest sooner than numpy does first after a pass."""
+
+
+def _outside(ids: NDArray[np.int64], vocab: int) -> bool:
+    """Whether some token is none of a vocabulary of this size."""
+    if not ids.size:
+        return False
+    if ids.size > FEW:
+        return bool(ids.view(np.uint64).max() >= vocab)  # negative ones are large
+    each = ids.ravel().tolist()
+    return min(each) < 0 or max(each) >= vocab
 
 
 def check_parents(parents: NDArray[np.int64], have: Sequence[int] | NDArray[np.int64]) -> None:

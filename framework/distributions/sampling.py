@@ -8,7 +8,6 @@ from numbers import Integral, Real
 from typing import Any
 
 import attrs
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -72,8 +71,8 @@ def nothing_proposed(probs: Float[Tensor, "*n vocab"], logits: Float[Tensor, "*n
     if logits.device.type != "cpu":
         probs.masked_fill_(logits.amax(-1, keepdim=True) == -torch.inf, 0)
         return True
-    # numpy looks at a few numbers in a third of the time.
-    if not isnan(np.add.reduce(probs.numpy()[..., 0], axis=None)):
+    # After a pass numpy's first sum takes twenty times as long as in a loop; Python's does not.
+    if not isnan(sum(probs.numpy()[..., 0].ravel().tolist())):
         return True
     nodes = probs[..., 0].isnan().nonzero(as_tuple=True)
     empty = logits[nodes].amax(-1) == -torch.inf

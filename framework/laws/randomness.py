@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.base.errors import InvalidDistribution, InvalidInput
+from draftwood.kernels.machine_code import compiled
 
 
 class Randomness(Protocol):
@@ -134,22 +135,23 @@ def _at(heights: NDArray[np.float64], u: float) -> int:
 
 
 _STEP = 0x9E3779B97F4A7C15  # odd, so that 2**64 numbers come before the first comes again
-_SHIFTS = tuple(np.array([30, 27, 31], dtype=np.uint64))
+_STEP_WORD = np.uint64(_STEP)
+_SHIFTS = tuple(np.array([30, 27, 31, 11], dtype=np.uint64))
 _FACTORS = tuple(np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], dtype=np.uint64))
 _WORDS = 2.0**53
 _LOW = 2**64 - 1
 
 
-def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+@compiled
+def _mixed(word: np.uint64) -> np.uint64:
     """SplitMix64's finaliser: a bijection of 64-bit words whose every output bit depends on all of them."""
-    words = (words ^ (words >> _SHIFTS[0])) * _FACTORS[0]
-    words = (words ^ (words >> _SHIFTS[1])) * _FACTORS[1]
-    mixed: NDArray[np.uint64] = words ^ (words >> _SHIFTS[2])
-    return mixed
+    word = (word ^ (word >> _SHIFTS[0])) * _FACTORS[0]
+    word = (word ^ (word >> _SHIFTS[1])) * _FACTORS[1]
+    return word ^ (word >> _SHIFTS[2])
 
 
 def _mixed_word(word: int) -> int:
-    """Mixes one word, of which the low 64 bits count, as `_mixed` mixes an array of words."""
+    """Mixes one word, of which the low 64 bits count, as `_mixed` does in compiled loops."""
     word &= _LOW
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _LOW
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _LOW
@@ -195,14 +197,30 @@ class CounterRandomness(UniformRandomness):
 
 def _counted(keys: NDArray[np.uint64], used: NDArray[np.int64], n: int) -> NDArray[np.float64]:
     """The next `n` uniforms `[*streams, n]` of the streams with these keys."""
-    numbers = (used[..., None] + np.arange(1, n + 1)).astype(np.uint64)
-    words = _mixed(keys[..., None] + numbers * np.uint64(_STEP))
-    return (words >> np.uint64(11)) / _WORDS
+    return _next_numbers(keys.ravel(), used.ravel(), n).reshape(*keys.shape, n)
+
+
+@compiled
+def _next_numbers(keys: NDArray[np.uint64], used: NDArray[np.int64], n: int) -> NDArray[np.float64]:
+    found = np.empty((len(keys), n))
+    for stream in range(len(keys)):
+        for place in range(n):
+            number = np.uint64(used[stream] + place + 1)
+            found[stream, place] = (_mixed(keys[stream] + number * _STEP_WORD) >> _SHIFTS[3]) / _WORDS
+    return found
 
 
 def _keys(uniforms: NDArray[np.float64]) -> NDArray[np.uint64]:
     """The keys of the streams that these uniforms start."""
-    return _mixed((uniforms * _WORDS).astype(np.uint64) + np.uint64(_STEP))
+    return _started(uniforms.ravel()).reshape(uniforms.shape)
+
+
+@compiled
+def _started(uniforms: NDArray[np.float64]) -> NDArray[np.uint64]:
+    keys = np.empty(len(uniforms), np.uint64)
+    for stream in range(len(uniforms)):
+        keys[stream] = _mixed(np.uint64(uniforms[stream] * _WORDS) + _STEP_WORD)
+    return keys
 
 
 def node_uniforms(uniforms: NDArray[np.float64], n: int) -> NDArray[np.float64]:

@@ -133,7 +133,7 @@ class RequestedNodes:
             # Some node may be beyond the context.
             self._exhausted |= (counts > 0) & (np.array(lengths) + self._leads + self._deepest() >= room)
             counts[self._exhausted] = 0
-        every, ahead, longest = bool(counts.all()), self._none, 0
+        every, ahead, longest = 0 not in counts.tolist(), self._none, 0
         lead = 0 if every else None
         if self._unfed and self._longest:
             ahead = self._leads * ((counts > 0) & (self._fed == 0))
@@ -172,7 +172,7 @@ class RequestedNodes:
             None where a row lacks too many tokens, or has no room; nothing has changed then.
         """
         pending = [len(tokens) for tokens in self._pending]
-        if max(pending, default=0) >= PLANNED or self._requested.any():
+        if max(pending, default=0) >= PLANNED or any(self._requested.tolist()):
             return None
         if room is not None and max(map(sum, zip(lengths, pending, strict=True))) + depth >= room:
             return None

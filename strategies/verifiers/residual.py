@@ -41,7 +41,7 @@ class SiblingLaw(TriedLaw):
     @classmethod
     def without(cls, weights: Float[Tensor, " vocab"], removed: Sequence[int], *, whole: float) -> SiblingLaw:
         """`weights`, whose sum in float64 is `whole`, with the tokens `removed` removed and renormalised."""
-        rest = whole - float(gathered(weights, np.array(removed)).sum())
+        rest = whole - sum(gathered(weights, np.array(removed)).tolist())
         # In float64 a difference of sums is as precise as numbers in float32 are, if it is not too small.
         if rest > whole * (1e-6 if weights.dtype == float32 else 0.5):
             return cls(weights, rest, tuple(removed))

@@ -108,9 +108,7 @@ def _totals(weights: NDArray[Any]) -> tuple[float, float]:
 
 
 @compiled
-def _less(
-    weights: NDArray[Any], taken: NDArray[Any], share: float, kept: NDArray[np.int64]
-) -> NDArray[Any]:
+def _less(weights: NDArray[Any], taken: NDArray[Any], share: float, kept: NDArray[np.int64]) -> NDArray[Any]:
     left, part, zero = np.empty_like(weights), weights.dtype.type(share), weights.dtype.type(0)
     for token in range(len(weights)):
         rest = weights[token] - part * taken[token]
