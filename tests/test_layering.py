@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "draftwood.kernels": {"kernels"},
     "draftwood.distributions.filters": {"framework", "kernels"},
     "draftwood.laws.ordered_draws": {"framework", "kernels"},
+    "draftwood.laws.randomness": {"framework", "kernels"},
     "draftwood.trees.row_trees": {"framework", "kernels"},
     "draftwood.strategies": {"framework", "strategies"},
     "draftwood.strategies.verifiers": {"framework", "strategies", "kernels"},

@@ -147,7 +147,8 @@ def _mixed(word: np.uint64) -> np.uint64:
     """SplitMix64's finaliser: a bijection of 64-bit words whose every output bit depends on all of them."""
     word = (word ^ (word >> _SHIFTS[0])) * _FACTORS[0]
     word = (word ^ (word >> _SHIFTS[1])) * _FACTORS[1]
-    return word ^ (word >> _SHIFTS[2])
+    mixed: np.uint64 = word ^ (word >> _SHIFTS[2])
+    return mixed
 
 
 def _mixed_word(word: int) -> int:
