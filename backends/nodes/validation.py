@@ -11,6 +11,9 @@ from torch import Tensor
 
 from draftwood.base.errors import InvalidInput, InvalidTree
 
+FEW = 256
+"""Tokens among which Python finds the largest sooner than numpy does first after a pass."""
+
 
 def as_rows(rows: Sequence[Tensor], *, vocab: int, longest: int | None) -> list[Tensor]:
     """Prompts as int64 vectors, or `InvalidInput` naming the first that cannot be used."""
@@ -108,27 +111,18 @@ def padded_nodes(
             tokens = torch.from_numpy(np.where(padding, 0, tokens.numpy()))
     if on_host:
         ids = tokens.numpy()
-        if _outside(ids, vocab):
+        if ids.size > FEW:
+            wrong = bool(ids.view(np.uint64).max() >= vocab)  # negative ones are large
+        else:
+            each = ids.ravel().tolist()
+            wrong = bool(each) and (min(each) < 0 or max(each) >= vocab)
+        if wrong:
             row, index = np.argwhere((ids < 0) | (ids >= vocab))[0]
             raise InvalidTree(
                 f"Node {have[row] + index} of row {row} holds token {ids[row, index]}; this model's "
                 f"are 0 to {vocab - 1}."
             )
     return tokens, parents, valid
-
-
-FEW = 256
-"""Numbers among which Python finds the largest sooner than numpy does first after a pass."""
-
-
-def _outside(ids: NDArray[np.int64], vocab: int) -> bool:
-    """Whether some token is none of a vocabulary of this size."""
-    if not ids.size:
-        return False
-    if ids.size > FEW:
-        return bool(ids.view(np.uint64).max() >= vocab)  # negative ones are large
-    each = ids.ravel().tolist()
-    return min(each) < 0 or max(each) >= vocab
 
 
 def check_parents(parents: NDArray[np.int64], have: Sequence[int] | NDArray[np.int64]) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from draftwood import Outcome, Randomness, TokenTree, Verifier
 from draftwood.laws.proposals import ANY_LAW
-from draftwood.strategies.verifiers.batched.own_steps import judges_as
+from draftwood.strategies.verifiers.batched.on_device import judges_as
 from draftwood.strategies.verifiers.batched.targets import Targets, likeliest, most_likely, on_the_host
 from draftwood.strategies.verifiers.batched.tree_rows import TreeRows
 

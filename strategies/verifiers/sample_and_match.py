@@ -11,7 +11,7 @@ from torch import Tensor, float64
 from draftwood import Outcome, Randomness, TokenTree
 from draftwood.laws.proposals import ANY_LAW, Proposal
 from draftwood.strategies.verifiers.batched.matched_rows import matched_rows
-from draftwood.strategies.verifiers.batched.own_steps import judges_as
+from draftwood.strategies.verifiers.batched.on_device import judges_as
 from draftwood.strategies.verifiers.batched.targets import on_the_host
 from draftwood.strategies.verifiers.batched.tree_rows import TreeRows
 from draftwood.strategies.verifiers.node_wise import NodeWise

@@ -13,8 +13,7 @@ from draftwood import InvalidInput, Outcome, Proposal, Randomness, TokenTree, Ve
 from draftwood.base.lazy_tensor import LazyRows
 from draftwood.strategies.verifiers.batched.device_forms import KERNELS
 from draftwood.strategies.verifiers.batched.host_rows import on_the_host
-from draftwood.strategies.verifiers.batched.on_device import judged_on_device
-from draftwood.strategies.verifiers.batched.own_steps import judges_as
+from draftwood.strategies.verifiers.batched.on_device import judged_on_device, judges_as
 from draftwood.strategies.verifiers.greedy import followed
 from draftwood.strategies.verifiers.orders.sibling_order import SiblingOrder, Tries
 from draftwood.strategies.verifiers.residual import Candidate, Residual

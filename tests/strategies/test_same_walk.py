@@ -53,7 +53,7 @@ POLICIES: list[TreePolicy] = [
     FixedTree(1, 2, law="top-and-sample"),
     Chain(2),
 ]
-CHOOSES = {"own_steps", "device_forms", "on_device", "host_rows", "targets"}
+CHOOSES = {"device_forms", "on_device", "host_rows", "targets"}
 """Files that choose who judges a row, or bring its distributions where it is judged."""
 
 

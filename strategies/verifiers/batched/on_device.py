@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwood import Outcome, Randomness, TokenTree, TreeBatch
+from draftwood import Outcome, Randomness, TokenTree, TreeBatch, Verifier
 from draftwood.kernels import support
 from draftwood.kernels.tree_plan.arrays import (
     FIXED,
@@ -53,6 +53,15 @@ class DeviceForm:
     operation: str
     walk: Callable[[TreeArrays], list[Walk | None]]
     uniforms: Callable[[int], int]
+
+
+def judges_as(verifier: Verifier, known: type[Verifier]) -> bool:
+    """Whether `verifier` judges a row by the methods of `known`; False for a subclass that overrides one.
+
+    They are `verify`, and `judge` where a verifier has it (see `NodeWise`).
+    """
+    own = type(verifier)
+    return own.verify is known.verify and getattr(own, "judge", None) is getattr(known, "judge", None)
 
 
 def judged_on_device(
