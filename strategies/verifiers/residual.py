@@ -9,10 +9,10 @@ import attrs
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
-from torch import Tensor, float32, tensor
+from torch import Tensor, float32, from_numpy, tensor
 
 from draftwood.kernels.tree_plan.arrays import DUST
-from draftwood.strategies.verifiers.vocabulary import Tokens, gathered, less, put, total, weight_of
+from draftwood.strategies.verifiers.vocabulary import LOOPED, Tokens, gathered, less, put, total, weight_of
 
 
 class TriedLaw(Protocol):
@@ -54,7 +54,14 @@ class SiblingLaw(TriedLaw):
         return 0.0 if token in self.removed else weight_of(self.weights, token) / self.total
 
     def rejected(self, left: Float[Tensor, " vocab"], scale: float) -> Float[Tensor, " vocab"]:
-        return less(left, self.weights, scale / self.total, kept=self.removed)
+        share, removed = scale / self.total, np.array(self.removed, np.int64)
+        alike = left.dtype == self.weights.dtype and left.device == self.weights.device
+        if alike and left.is_cpu and left.dtype in LOOPED:
+            return from_numpy(less(left.numpy(), self.weights.numpy(), share, removed))
+        after = left.sub(self.weights, alpha=share)
+        if len(removed):
+            put(after, removed, gathered(left, removed))
+        return after.clamp_(min=0)
 
 
 @attrs.define(eq=False)

@@ -6,7 +6,6 @@ do in one call what takes torch several.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,6 @@ LOOPED = torch.float32, torch.float64
 
 def total(weights: Float[Tensor, " vocab"]) -> float:
     """Their sum in float64."""
-    if weights.is_cpu and weights.dtype in LOOPED:
-        return _totals(weights.numpy())[1]
     return float(weights.sum(dtype=torch.float64))
 
 
@@ -48,20 +45,6 @@ def weight_of(weights: Float[Tensor, " vocab"], token: int) -> float:
     if weights.is_cpu and weights.dtype != torch.bfloat16:
         return float(weights.numpy()[token])  # in a third of the time
     return float(weights[token])
-
-
-def less(
-    weights: Float[Tensor, " vocab"], taken: Float[Tensor, " vocab"], share: float, *, kept: Sequence[int]
-) -> Float[Tensor, " vocab"]:
-    """Returns max(`weights` - `share` `taken`, 0), and `weights` as they are for the tokens `kept`."""
-    alike = taken.is_cpu and taken.dtype == weights.dtype
-    if alike and weights.is_cpu and weights.dtype in LOOPED:
-        return torch.from_numpy(_less(weights.numpy(), taken.numpy(), share, np.array(kept, np.int64)))
-    left = weights.sub(taken, alpha=share)
-    if kept:
-        tokens = np.array(kept)
-        put(left, tokens, gathered(weights, tokens))
-    return left.clamp_(min=0)
 
 
 def largest(weights: Float[Tensor, " vocab"]) -> tuple[int, float]:
@@ -108,7 +91,8 @@ def _totals(weights: NDArray[Any]) -> tuple[float, float]:
 
 
 @compiled
-def _less(weights: NDArray[Any], taken: NDArray[Any], share: float, kept: NDArray[np.int64]) -> NDArray[Any]:
+def less(weights: NDArray[Any], taken: NDArray[Any], share: float, kept: NDArray[np.int64]) -> NDArray[Any]:
+    """Returns max(`weights` - `share` `taken`, 0), and `weights` as they are for the tokens `kept`."""
     left, part, zero = np.empty_like(weights), weights.dtype.type(share), weights.dtype.type(0)
     for token in range(len(weights)):
         rest = weights[token] - part * taken[token]

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood.strategies.verifiers.vocabulary import checked_total, less, total
+from draftwood.strategies.verifiers.residual import SiblingLaw
+from draftwood.strategies.verifiers.vocabulary import checked_total, total
 
 KINDS = [torch.float32, torch.float64, torch.bfloat16]
 
@@ -28,7 +29,7 @@ def test_what_siblings_leave(data: st.DataObject) -> None:
     share = data.draw(st.sampled_from([0.0, 0.3, 1.0, 2.5]))
     kept = data.draw(st.lists(st.integers(0, size - 1), max_size=3, unique=True))
     before = left.clone()
-    found = less(left, taken, share, kept=kept)
+    found = SiblingLaw(taken, 1.0, tuple(kept)).rejected(left, share)
     expected = [
         float(one) if token in kept else max(float(one) - share * float(other), 0.0)
         for token, (one, other) in enumerate(zip(before, taken, strict=True))
