@@ -46,8 +46,8 @@ def library() -> Any:
 def model_options() -> Any:
     """Returns llama.cpp's options of a model, by which its matrix tiles (AMX) are left out.
 
-    GCC drops a part of the tiles' configuration that llama.cpp writes, so that many of its builds end the
-    process at the first pass over two tokens, where weights have 8 bits or fewer.
+    GCC drops a part of the tiles' configuration that llama.cpp writes, so that some builds end the process
+    at the first pass over two tokens, where weights have 8 bits or fewer.
     """
     lib = library()
     options = lib.llama_model_default_params()

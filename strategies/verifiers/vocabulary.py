@@ -25,12 +25,12 @@ LOOPED = torch.float32, torch.float64
 
 
 def total(weights: Float[Tensor, " vocab"]) -> float:
-    """Their sum in float64."""
-    return float(weights.sum(dtype=torch.float64))
+    """Their sum, in float32 or in float64 as they are."""
+    return float(weights.sum(dtype=None if weights.dtype == torch.float64 else torch.float32))
 
 
 def checked_total(p: Float[Tensor, " vocab"], what: str) -> float:
-    """The sum of `p` in float64, or `InvalidDistribution` as `check_distribution` raises it for `what`."""
+    """The sum of `p`, or `InvalidDistribution` as `check_distribution` raises it for `what`."""
     if p.is_cpu and p.dtype in LOOPED:
         below, whole = _totals(p.numpy())
     else:

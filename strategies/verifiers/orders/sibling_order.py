@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol
 
 import attrs
+from torch import float64
 
 from draftwood import Randomness, TokenTree
 from draftwood.laws.proposals import ANY_LAW, Proposal, WithoutReplacement
@@ -82,8 +83,10 @@ class DrawnTries(Tries):
     def _law(self, index: int) -> SiblingLaw:
         earlier = self.tokens[:index]
         if index and isinstance(self.proposal, WithoutReplacement):
+            if index == 1:
+                self._whole = float(self.proposal.p.sum(dtype=float64))
             return SiblingLaw.without(self.proposal.p, earlier, whole=self._whole)
         draft = self.proposal.conditional(index, earlier)
         if index == 0:
-            self._whole = checked_total(draft, f"The draft distribution of {type(self.proposal).__name__}")
+            checked_total(draft, f"The draft distribution of {type(self.proposal).__name__}")
         return SiblingLaw(draft)
