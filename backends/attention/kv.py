@@ -202,6 +202,19 @@ class RowCache(Cache):
             self._build(rows=self.plan.rows, slots=self._with_spare(slots))
             self.plan.gathered, self.settled = True, len(self.layers) > 0
 
+    def keep_as(self, dtype: torch.dtype) -> None:
+        """Keep keys and values in `dtype` from now on, where a first pass has shown what layers keep.
+
+        For who runs passes in it: they need not convert what they read. The model itself gets its keys and
+        values back in `dtype` too, and may not take them.
+        """
+        for layer in self.layers:
+            if isinstance(layer, RowLayer) and layer.keys is not None and layer.values is not None:
+                layer.keys, layer.values = layer.keys.to(dtype), layer.values.to(dtype)
+                layer.kinds = {"keys": BufferKind.of(layer.keys), "values": BufferKind.of(layer.values)}
+                layer.dtype = dtype
+        self.plan.gathered = False
+
     def lay_out(self, *, rows: int, slots: int) -> bool:
         """Make the buffers exactly so large.
 

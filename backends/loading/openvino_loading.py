@@ -12,7 +12,7 @@ from draftwood.backends.kinds.packed import PackedBackend
 from draftwood.backends.kinds.ssm import RecurrentBackend
 from draftwood.backends.loading.captured_loading import objection
 from draftwood.backends.model.probe import disagreement
-from draftwood.backends.openvino.conversion import Weights
+from draftwood.backends.openvino.conversion import ROUNDED_RUN_IN, Weights
 from draftwood.backends.openvino.runner import OpenVinoRunner
 from draftwood.backends.recurrent.rebuild import reference
 from draftwood.base.errors import InvalidInput, UnsupportedModel
@@ -46,14 +46,15 @@ def with_openvino(backend: StateBackend, *, weights: Weights | None = None) -> P
         raise UnsupportedModel(f'{name} {reason}, so OpenVINO does not run it; load it with engine="eager".')
     kind: Any = type(backend)
     model = backend.model
-    converted: PackedBackend = kind(model, chunk=CHUNK, runner=OpenVinoRunner)
+    runner = partial(OpenVinoRunner, kept_in=None if weights is None else ROUNDED_RUN_IN)
+    converted: PackedBackend = kind(model, chunk=CHUNK, runner=runner)
     if (reason := disagreement(converted, reference(model))) is not None:
         raise UnsupportedModel(
             f'OpenVINO does not compute what {name} does ({reason}); load it with engine="eager".'
         )
     if weights is None:
         return converted
-    rounded: PackedBackend = kind(model, chunk=CHUNK, runner=partial(OpenVinoRunner, weights=weights))
+    rounded: PackedBackend = kind(model, chunk=CHUNK, runner=partial(runner, weights=weights))
     # Conversion may fail, and is to do so here.
     rounded.first_logits([torch.tensor([1, 2, 3])])
     rounded.release()

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from draftwood.backends.model.model_pass import ModelPass
@@ -63,6 +64,7 @@ class OpenVinoRunner(Runner):
         vocab: int,
         longest: int | None,
         weights: Weights | None = None,
+        kept_in: torch.dtype | None = None,
     ) -> None:
         """Run `model_pass` of `model`.
 
@@ -72,9 +74,10 @@ class OpenVinoRunner(Runner):
             vocab: of its logits.
             longest: where the model's context ends, if it does.
             weights: bits that the weights are rounded to; None: as they are.
+            kept_in: dtype of keys and values; None: what layers give.
         """
         self.conversions = 0
-        self._weights = weights
+        self._weights, self._kept_in = weights, kept_in
         self._model, self._pass, self._as_it_is = model, model_pass, AsItIs(model_pass)
         self._vocab, self._longest = vocab, longest
         self._converted: Converted | None = None
@@ -117,10 +120,12 @@ class OpenVinoRunner(Runner):
             return self._as_it_is.run(inputs)
         settled = cache.settled or not self._pass.kinds
         if not settled or inputs.staged.columns is not None or not inputs.on_host:
+            found = self._as_it_is.run(inputs)
+            if self._kept_in is not None:
+                cache.keep_as(self._kept_in)
             if self._weights is None:
-                return self._as_it_is.run(inputs)
+                return found
             # Other weights than the model's: its pass only shows what layers keep.
-            self._as_it_is.run(inputs)
             cache.settle(slots=inputs.stop)
         one = self._current()
         bound = self._bound_to(inputs, rows=exact.rows, stop=inputs.stop)

@@ -164,9 +164,10 @@ def test_levels_that_cannot_be_converted_are_drafted_one_by_one(
     assert "as OpenVINO does not run them in one call: RuntimeError: no such operation." in caplog.text
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("weights", some_of(["int8", "int4"], ["int8"]))
-def test_weights_of_few_bits_make_another_model_that_trees_follow(weights: Any) -> None:
-    model = tiny(hidden_size=64, intermediate_size=128)
+def test_weights_of_few_bits_make_another_model_that_trees_follow(weights: Any, dtype: torch.dtype) -> None:
+    model = tiny(hidden_size=64, intermediate_size=128).to(dtype)
     target, plain = (load(model, engine="openvino", weights=weights) for _ in range(2))
     prompts = [words(30), words(5)]
     for prompt in prompts:  # row by row and token by token
@@ -198,6 +199,26 @@ def test_every_precision_keeps_the_fast_forms(dtype: torch.dtype, weights: Any) 
     linear = sum(isinstance(part, torch.nn.Linear) for part in model.modules())
     assert kinds.count("FullyConnected") == linear
     assert kinds.count("RoPE") == 2 * len(model.model.layers)
+
+
+@pytest.mark.parametrize(
+    ("width", "weights", "together"),
+    [(64, "int8", 64), (128, "int8", 128), (96, "int8", 32), (48, "int8", 32), (128, "int4", 64)],
+)
+def test_rounded_weights_run_in_float32_over_activations_of_8_bits(
+    width: int, weights: Any, together: int
+) -> None:
+    # OpenVINO multiplies 8-bit numbers in no other arithmetic; in bfloat16 a pass took up to twice as long.
+    model = tiny(hidden_size=width, intermediate_size=4 * width)
+    wide, narrow = (
+        load(one, engine="openvino", weights=weights) for one in (copy.deepcopy(model), model.bfloat16())
+    )
+    for backend, groups in ((wide, 0), (narrow, together)):
+        form = backend._runner._converted.compiled.form  # type: ignore[attr-defined]
+        assert form.get_property("INFERENCE_PRECISION_HINT").get_type_name() == "f32"
+        assert form.get_property("DYNAMIC_QUANTIZATION_GROUP_SIZE") == groups
+    # What is kept is read as it is: a conversion would take longer the longer the text is.
+    assert {arena.dtype for arena in narrow._cache.arenas} == {torch.float32}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("dtype", "bounds"), [(torch.float32, 0), (torch.bfloat16, 2)])
