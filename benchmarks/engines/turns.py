@@ -6,8 +6,9 @@ import csv
 from collections.abc import Sequence
 from itertools import cycle, groupby
 from pathlib import Path
+from random import Random
 from statistics import median
-from time import perf_counter, process_time
+from time import perf_counter, process_time, sleep
 from typing import Any
 
 import attrs
@@ -16,6 +17,9 @@ import torch
 
 from benchmarks.engines.contenders import Contender
 from draftwood.apps.bench import intervals
+
+CALM = 0.4
+"""Seconds before a text: after one, threads of llama.cpp go on looking for work for 0.3."""
 
 PROBE = 512
 """Rows of the square matrices that the probe multiplies."""
@@ -61,7 +65,11 @@ def taken(
     Each contender first writes a text for every prompt, and goes on until it has written for `warm_up`
     seconds: engines compile what returns often.
 
-    Each prompt begins with another contender, so that none always follows the same one.
+    The order is drawn for every prompt, so that none always follows the same one: who follows another engine
+    finds the processor's caches without its own data.
+
+    Returns:
+        The turns, of every prompt in the order of `contenders`.
     """
     for contender in contenders:
         started = perf_counter()
@@ -70,10 +78,12 @@ def taken(
                 break
             contender.write(prompt, count)
     turns, texts = list[Turn](), dict[tuple[str, int, int], list[int]]()
+    draws, names = Random(0), [contender.name for contender in contenders]
     for repetition in range(repetitions):
         for number, prompt in enumerate(prompts):
-            first = (number + repetition) % len(contenders)
-            for contender in [*contenders[first:], *contenders[:first]]:
+            here = list[Turn]()
+            for contender in draws.sample(contenders, len(contenders)):
+                sleep(CALM)
                 noise = _probe()
                 busy, started = process_time(), perf_counter()
                 written = contender.write(prompt, count)
@@ -89,7 +99,8 @@ def taken(
                     passes=written.passes,
                     noise=noise,
                 )
-                turns.append(turn)
+                here.append(turn)
+            turns += sorted(here, key=lambda turn: names.index(turn.contender))
     firsts: dict[str, str] = {}
     for contender in contenders:
         firsts.setdefault(contender.texts, contender.name)

@@ -110,14 +110,14 @@ def summary() -> str:
     """Returns a table of engines by targets, the fastest setting of each in multiples of `generate()`."""
     columns: dict[str, dict[str, str]] = {}
     order: dict[str, None] = {}
-    against: list[str] = []
+    against: dict[str, str] = {}
     for run in runs():
         base, best = run.of(run.contenders()[0]), _best_by_way(run)
-        against += _against(run)
+        # Another run of a target adds its rounded weights only.
+        against |= {title: text for title, text in _against(run).items() if title not in against}
         order |= dict.fromkeys(way_of(name)[0] for name in run.contenders())
         for rounded in dict.fromkeys(rounded for _, rounded in best):
             here = {way: name for (way, bits), name in best.items() if bits == rounded}
-            # Another run of a target adds its rounded weights only.
             columns.setdefault(
                 run.title(rounded), {way: _ratio(run.of(name), base) for way, name in here.items()}
             )
@@ -126,21 +126,22 @@ def summary() -> str:
     return "\n".join([*rows, "", _said(against)])
 
 
-def _against(run: Run) -> list[str]:
-    """Returns the ratio of draftwood's best to the best of all others, for each rounding that both have."""
-    best, found = _best_by_way(run), []
+def _against(run: Run) -> dict[str, str]:
+    """Returns, by target, the ratio of draftwood's best to the best of all others, if the run has both."""
+    best, found = _best_by_way(run), dict[str, str]()
     for rounded in dict.fromkeys(rounded for _, rounded in best):
         here = {way: name for (way, bits), name in best.items() if bits == rounded}
         sides = [[name for way, name in here.items() if way.startswith(OURS) == own] for own in (True, False)]
         if not all(sides):
             continue
         ours, other = (_best(run, side) for side in sides)
-        found.append(f"{_ratio(run.of(ours), run.of(other))} ({run.title(rounded)}, {way_of(other)[0]})")
+        title = run.title(rounded)
+        found[title] = f"{_ratio(run.of(ours), run.of(other))} ({title}, {way_of(other)[0]})"
     return found
 
 
-def _said(against: list[str]) -> str:
-    return f"Best of draftwood over the best of all others: {'; '.join(against)}."
+def _said(against: dict[str, str]) -> str:
+    return f"Best of draftwood over the best of all others: {'; '.join(against.values())}."
 
 
 def every_run() -> str:
