@@ -231,9 +231,10 @@ def _rounded_together(model: Any, weights: Weights | None, dtype: torch.dtype) -
     """Numbers of an activation that are rounded to 8 bits by one scale; 0: activations are not rounded.
 
     Where weights are rounded, a model in bfloat16 gives up as much precision here. Its passes run in float32
-    otherwise, as OpenVINO multiplies 8-bit numbers in no other arithmetic: trees of up to 16 nodes take half
-    to four fifths of their time in bfloat16, where it unpacks the weights. On CPUs with matrix tiles (AMX)
-    passes over more than 32 tokens take longer, up to one and a half times; elsewhere half as long.
+    otherwise: in bfloat16 OpenVINO 2026.4 did not become faster by rounding activations, and trees of up to
+    16 nodes take half to four fifths of their time there. On CPUs with matrix tiles (AMX)
+    passes over more than 32 tokens take longer, 128 tokens 1.4 times as long; with the tiles switched off,
+    passes over 5 tokens and more take about half as long.
     In float32, which is chosen for exact passes, activations stay as they are.
     """
     if weights is None or dtype != torch.bfloat16:

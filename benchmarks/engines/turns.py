@@ -19,7 +19,7 @@ from benchmarks.engines.contenders import Contender
 from draftwood.apps.bench import intervals
 
 CALM = 0.4
-"""Seconds before a text: after one, threads of llama.cpp go on looking for work for 0.3."""
+"""Seconds before a text: just after one, threads of an engine may still be busy."""
 
 PROBE = 512
 """Rows of the square matrices that the probe multiplies."""

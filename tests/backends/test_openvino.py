@@ -208,7 +208,7 @@ def test_every_precision_keeps_the_fast_forms(dtype: torch.dtype, weights: Any) 
 def test_rounded_weights_run_in_float32_over_activations_of_8_bits(
     width: int, weights: Any, together: int
 ) -> None:
-    # OpenVINO multiplies 8-bit numbers in no other arithmetic; in bfloat16 a pass took up to twice as long.
+    # In bfloat16 rounded activations made no pass faster, and a pass took up to twice as long.
     model = tiny(hidden_size=width, intermediate_size=4 * width)
     wide, narrow = (
         load(one, engine="openvino", weights=weights) for one in (copy.deepcopy(model), model.bfloat16())

@@ -1,4 +1,4 @@
-"""What rejected siblings leave, against the plainest form in float64."""
+"""The residual after rejected siblings, compared with Python's own arithmetic."""
 
 from __future__ import annotations
 
