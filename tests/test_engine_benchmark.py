@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from time import sleep
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.engines import genai
 from benchmarks.engines.contenders import Contender, Written
 from benchmarks.engines.llama import by_chains
+from benchmarks.engines.makers import Models, draft_trees, genai_ways, llama_ways, makers, transformers_ways
+from benchmarks.engines.processes import in_processes
 from benchmarks.engines.turns import Turn, table, taken
 
 
@@ -65,7 +70,9 @@ def test_genai_reads_every_prompt_anew(monkeypatch: pytest.MonkeyPatch, tmp_path
     stand_in.LLMPipeline = lambda *_, **options: made.append(options)
     monkeypatch.setitem(sys.modules, "openvino_genai", stand_in)
     monkeypatch.setitem(sys.modules, "openvino", ModuleType("openvino"))
-    found = genai.contenders(tmp_path, tmp_path, weights="as they are", dtype="float32", threads=1)
+    found = genai.contenders(
+        tmp_path, tmp_path, "OpenVINO GenAI", weights="as they are", dtype="float32", threads=1
+    )
     assert len(found) == 1 + len(genai.CHAINS)
     assert [options.get("draft_model") for options in made] == [None, "draft"]
     assert [options["scheduler_config"].enable_prefix_caching for options in made] == [False, False]
@@ -87,6 +94,65 @@ def test_passes_of_genai_are_those_that_it_timed(
     answer = SimpleNamespace(tokens=[list(range(8))], extended_perf_metrics=metrics)
     pipeline = SimpleNamespace(generate=lambda *_: answer)
     assert genai.by_pipeline(pipeline, chain=chain)([1, 2], 8) == Written(list(range(8)), passes)
+
+
+def process_writers(first: str, second: str) -> list[Contender]:
+    """Two that write the number of their process, the second slowly."""
+
+    def write(prompt: list[int], count: int) -> Written:
+        return Written([os.getpid(), torch.get_num_threads(), *prompt][:count], 2)
+
+    def slow(prompt: list[int], count: int) -> Written:
+        sleep(0.1)
+        return write(prompt, count)
+
+    return [Contender(first, write, ours=True), Contender(second, slow, weights="int8", texts="rounded")]
+
+
+def test_every_engine_has_a_process_of_its_own_which_times_its_texts() -> None:
+    with ExitStack() as until:
+        makers = [(process_writers, ("a", "b")), (process_writers, ("c", "d"))]
+        made = in_processes(makers, threads=3, until=until)
+        written = {one.name: one.write([7, 8], 3) for one in made}
+    processes = {name: text.tokens[0] for name, text in written.items()}
+    assert processes["a"] == processes["b"] != processes["c"] == processes["d"]
+    assert os.getpid() not in processes.values()
+    assert all(text.tokens[1:] == [3, 7] and text.passes == 2 for text in written.values())
+    assert written["b"].seconds >= 0.1 > written["a"].seconds > 0
+    assert 0 < written["b"].cpu < 0.1  # a sleeper keeps no processor busy
+    assert [(one.name, one.ours, one.weights, one.texts) for one in made[2:]] == [
+        ("c", True, "as they are", "the model"),
+        ("d", False, "int8", "rounded"),
+    ]
+
+
+def test_engines_are_asked_for_the_weights_and_arithmetic_that_they_know(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("benchmarks.engines.genai.is_installed", lambda: True)
+    monkeypatch.setattr("benchmarks.engines.makers.gguf_is_installed", lambda: True)
+    for name in ("openvino", "openvino-int8"):
+        (tmp_path / name / "target").mkdir(parents=True)
+    (tmp_path / "gguf").mkdir()
+    (tmp_path / "gguf" / "target-BF16.gguf").touch()
+    models = Models("a", "b", folders=tmp_path, widen=0, dtype="bfloat16", threads=2)
+    found = makers(
+        models,
+        others=["transformers", "genai", "llama.cpp"],
+        engines=["eager", "openvino"],
+        bits=["as they are", "int8"],
+        trees=[],
+    )
+    assert [(make, arguments[1:]) for make, arguments in found] == [
+        (transformers_ways, ()),
+        (genai_ways, ("as they are", "bfloat16")),
+        (llama_ways, ("as they are",)),
+        (draft_trees, ("eager", "as they are", [])),
+        (draft_trees, ("openvino", "as they are", [])),
+        (genai_ways, ("int8", "bfloat16")),
+        (genai_ways, ("int8", "float32")),
+        (draft_trees, ("openvino", "int8", [])),
+    ]
 
 
 def writing(tokens: list[int]) -> Any:

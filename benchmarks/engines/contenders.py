@@ -18,10 +18,14 @@ class Written:
     Attributes:
         tokens: written after the prompt.
         passes: of the target; 0 where that is not known.
+        seconds: that it took, where somebody has timed it.
+        cpu: seconds of all threads, likewise.
     """
 
     tokens: list[int]
     passes: int = 0
+    seconds: float = 0.0
+    cpu: float = 0.0
 
 
 Writer = Callable[[list[int], int], Written]

@@ -20,28 +20,19 @@ def is_installed() -> bool:
     return importlib.util.find_spec("openvino_genai") is not None
 
 
-def contenders(target: Path, draft: Path, *, weights: str, dtype: str, threads: int) -> list[Contender]:
-    """Plain decoding, and chains of a draft; with rounded weights also in float32, often faster then.
+def contenders(
+    target: Path, draft: Path, label: str, *, weights: str, dtype: str, threads: int
+) -> list[Contender]:
+    """Plain decoding, and chains of a draft.
 
     Args:
         target: the exported folder.
         draft: that of the draft.
+        label: its name in the table.
         weights: bits of the target's weights, or "as they are".
         dtype: of the arithmetic, "float32" or "bfloat16".
         threads: of the engine.
     """
-    rounded = weights != "as they are"
-    label = f"OpenVINO GenAI, {weights}" if rounded else "OpenVINO GenAI"
-    options: Any = {"weights": weights, "threads": threads}
-    found = _in_one_arithmetic(target, draft, label, dtype=dtype, **options)
-    if rounded and dtype != "float32":
-        found += _in_one_arithmetic(target, draft, f"{label} in float32", dtype="float32", **options)
-    return found
-
-
-def _in_one_arithmetic(
-    target: Path, draft: Path, label: str, *, weights: str, dtype: str, threads: int
-) -> list[Contender]:
     import openvino_genai as genai
 
     options = {

@@ -8,7 +8,7 @@ from itertools import cycle, groupby
 from pathlib import Path
 from random import Random
 from statistics import median
-from time import perf_counter, process_time, sleep
+from time import perf_counter, sleep
 from typing import Any
 
 import attrs
@@ -18,8 +18,8 @@ import torch
 from benchmarks.engines.contenders import Contender
 from draftwood.apps.bench import intervals
 
-CALM = 0.4
-"""Seconds before a text: just after one, threads of an engine may still be busy."""
+CALM = 0.2
+"""Seconds before the probe and before a text: just after work, threads may still be busy."""
 
 PROBE = 512
 """Rows of the square matrices that the probe multiplies."""
@@ -85,16 +85,15 @@ def taken(
             for contender in draws.sample(contenders, len(contenders)):
                 sleep(CALM)
                 noise = _probe()
-                busy, started = process_time(), perf_counter()
+                sleep(CALM)
                 written = contender.write(prompt, count)
-                seconds, cpu = perf_counter() - started, process_time() - busy
                 texts[contender.name, repetition, number] = written.tokens
                 turn = Turn(
                     contender=contender.name,
                     repetition=repetition,
                     prompt=number,
-                    seconds=seconds,
-                    cpu=cpu,
+                    seconds=written.seconds,
+                    cpu=written.cpu,
                     tokens=len(written.tokens),
                     passes=written.passes,
                     noise=noise,

@@ -418,9 +418,10 @@ MISTAKES: list[Mistake] = [
         "vocabulary, and the first of them must be taken. bfloat16 logits (1, 3, 3, 0): off by 0.5.",
         "decoding",
         _nothing,
-        # A row's round takes a short cut to the first of them, which the mistake would not.
+        # A row's round takes two short cuts to the first of them, which the mistake would not.
         patches=[
             (SamplingParams, "probabilities", ties_shared),
+            (round_distributions.TargetRows, "certain", False),
             (round_distributions, "_certain", lambda _: None),
         ],
     ),
