@@ -38,8 +38,9 @@ STRATEGIES: tuple[tuple[tuple[str, Options], tuple[str, Options]], ...] = (
     (("fixed-tree", {"depth": 1, "branching": 2}), ("recursive-rejection", {})),
     (("dyspec", {"budget": 2}), ("traversal", {})),
     (("chain", {"length": 1}), ("recursive-rejection", {})),
+    (("fixed-tree", {"depth": 1, "branching": 2}), ("sample-and-match", {})),
 )
-_CHAIN, _PAIR, _ADAPTIVE, _ONE = range(len(STRATEGIES))
+_CHAIN, _PAIR, _ADAPTIVE, _ONE, _MATCH = range(len(STRATEGIES))
 
 
 def decoding_checks() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -86,7 +87,7 @@ def check_greedy() -> None:
     """At temperature 0 the most likely token comes, the first one of those that tie."""
     ties = ConstantModel(4, p=torch.tensor([0.1, 0.4, 0.4, 0.1], dtype=torch.float64))
     for target, draft in ((TARGET, DRAFT), (ties, ToyModel(4, seed=3))):
-        for strategy in (_CHAIN, _PAIR, _ADAPTIVE):
+        for strategy in (_CHAIN, _PAIR, _ADAPTIVE, _MATCH):
             _prove(strategy, SamplingParams(0.0), tokens=4, probs=_first_best, models=(target, draft))
 
 
