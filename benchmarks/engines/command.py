@@ -65,7 +65,7 @@ def engines(
     """Compare draft trees over every engine with what other people run: tokens per second, interleaved.
 
     OpenVINO GenAI and llama.cpp are compared where they are installed and --folders has models for them.
-    Every engine has a process of its own, and one writes at a time.
+    Every engine has its own process, and one writes at a time.
 
     \b
     Examples:

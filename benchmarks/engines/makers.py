@@ -1,4 +1,4 @@
-"""The ways of writing that are compared, engine by engine; each function runs in the engine's own process."""
+"""The ways of writing that are compared, engine by engine; each function runs in the process of its engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every engine in a process of its own, so that threads and memory of none are in the way of another."""
+"""Every engine in its own process, so that threads and memory of none are in the way of another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Maker = Callable[..., Sequence[Contender]]
 """Makes contenders. It goes to another process: a function of a module, and arguments that can be pickled."""
 
 _made: dict[str, Contender] = {}
-"""In a process of its own: the contenders that it made."""
+"""In a process for one maker: the contenders that it made."""
 
 
 def in_processes(
