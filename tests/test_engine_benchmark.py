@@ -160,13 +160,13 @@ def writing(tokens: list[int]) -> Any:
 
 
 def test_contenders_take_turns_and_texts_are_compared_with_the_first_of_the_same_texts() -> None:
-    order = list[str]()
+    order = list[tuple[str, int]]()
 
     def noted(name: str, tokens: list[int]) -> Any:
         write = writing(tokens)
 
         def noting(prompt: list[int], count: int) -> Written:
-            order.append(name)
+            order.append((name, prompt[0]))
             return write(prompt, count)
 
         return noting
@@ -177,18 +177,25 @@ def test_contenders_take_turns_and_texts_are_compared_with_the_first_of_the_same
         Contender("rounded", noted("rounded", [1, 3]), weights="int8", texts="rounded"),
         Contender("ours", noted("ours", [1, 2]), ours=True),
     ]
-    turns = taken(contenders, [[5], [6]], count=3, repetitions=2, warm_up=0)
+    names = [contender.name for contender in contenders]
+    turns = taken(contenders, [[5], [6], [7], [8], [9]], count=3, repetitions=2, warm_up=0)
     assert {turn.contender: turn.equal for turn in turns} == {
         "plain": True,
         "other": False,
         "rounded": True,
         "ours": True,
     }
-    turn_by_turn = [order[start : start + 4] for start in range(8, 24, 4)]
-    assert all(sorted(names) == ["other", "ours", "plain", "rounded"] for names in turn_by_turn)
-    assert len({tuple(names) for names in turn_by_turn}) > 2  # nobody always follows the same one
-    assert [turn.repetition for turn in turns] == [0] * 8 + [1] * 8
-    assert [turn.contender for turn in turns] == ["plain", "other", "rounded", "ours"] * 4
+    assert [turn.repetition for turn in turns] == [0] * 20 + [1] * 20
+    assert [turn.prompt for turn in turns] == [number for number in range(5) for _ in range(4)] * 2
+    assert [turn.contender for turn in turns] == names * 10
+    left, drawn = iter(order[20:]), list[tuple[str, ...]]()  # four warm up with five texts each
+    for prompts in ([8, 5, 6, 7, 8], [9, 9]) * 2:  # the first of a turn is not timed
+        whole = [[next(left) for _ in prompts] for _ in names]
+        assert all(turn == [(turn[0][0], prompt) for prompt in prompts] for turn in whole)
+        drawn.append(tuple(turn[0][0] for turn in whole))
+    assert next(left, None) is None
+    assert all(sorted(one) == sorted(names) for one in drawn)
+    assert len(set(drawn)) > 2  # nobody always follows the same one
 
 
 def test_contenders_write_for_a_while_before_they_are_timed() -> None:
@@ -201,7 +208,7 @@ def test_contenders_write_for_a_while_before_they_are_timed() -> None:
 
     turns = taken([Contender("slow", write)], [[5], [6]], count=3, repetitions=1, warm_up=0.09)
     assert len(turns) == 2
-    assert 4 <= len(written) - 2 <= 6
+    assert 4 <= len(written) - 3 <= 6
     assert written[:3] == [5, 6, 5]
 
 

@@ -1,4 +1,4 @@
-"""The ways of writing that are compared, engine by engine; each function runs in the process of its engine."""
+"""The ways of writing that are compared; each function here runs in the process of its engine."""
 
 from __future__ import annotations
 

@@ -18,8 +18,11 @@ import torch
 from benchmarks.engines.contenders import Contender
 from draftwood.apps.bench import intervals
 
+IN_A_TURN = 4
+"""Prompts after which a contender writes before the next one's turn."""
+
 CALM = 0.2
-"""Seconds before the probe and before a text: just after work, threads may still be busy."""
+"""Seconds before and after the probe: just after work, threads may still be busy."""
 
 PROBE = 512
 """Rows of the square matrices that the probe multiplies."""
@@ -37,7 +40,7 @@ class Turn:
         cpu: seconds of all threads.
         tokens: written.
         passes: of the target; 0 where that is not known.
-        noise: seconds of a fixed piece of work just before; more than usual where the machine is busy.
+        noise: seconds of a fixed piece of work before the turn; more than usual where the machine is busy.
         equal: whether the text is that of the first contender which is to write the same texts.
     """
 
@@ -60,16 +63,17 @@ def taken(
     repetitions: int,
     warm_up: float,
 ) -> list[Turn]:
-    """Every contender over all prompts, in turns prompt by prompt, after texts that are not timed.
+    """Every contender over all prompts, in turns, after texts that are not timed.
 
     Each contender first writes a text for every prompt, and goes on until it has written for `warm_up`
-    seconds: engines compile what returns often.
+    seconds: engines compile what returns often. Then it has a turn of a few prompts, one text after another,
+    as in use: the first text of a turn is not timed, since it finds the processor's caches full of another
+    engine's data, and a processor that has slept.
 
-    The order is drawn for every prompt, so that none always follows the same one: who follows another engine
-    finds the processor's caches without its own data.
+    The order is drawn for every turn, so that none always follows the same one.
 
     Returns:
-        The turns, of every prompt in the order of `contenders`.
+        The texts that were timed, of every prompt in the order of `contenders`.
     """
     for contender in contenders:
         started = perf_counter()
@@ -78,28 +82,29 @@ def taken(
                 break
             contender.write(prompt, count)
     turns, texts = list[Turn](), dict[tuple[str, int, int], list[int]]()
-    draws, names = Random(0), [contender.name for contender in contenders]
+    draws = Random(0)
     for repetition in range(repetitions):
-        for number, prompt in enumerate(prompts):
-            here = list[Turn]()
+        for first in range(0, len(prompts), IN_A_TURN):
+            numbers = range(len(prompts))[first : first + IN_A_TURN]
             for contender in draws.sample(contenders, len(contenders)):
-                sleep(CALM)
                 noise = _probe()
-                sleep(CALM)
-                written = contender.write(prompt, count)
-                texts[contender.name, repetition, number] = written.tokens
-                turn = Turn(
-                    contender=contender.name,
-                    repetition=repetition,
-                    prompt=number,
-                    seconds=written.seconds,
-                    cpu=written.cpu,
-                    tokens=len(written.tokens),
-                    passes=written.passes,
-                    noise=noise,
-                )
-                here.append(turn)
-            turns += sorted(here, key=lambda turn: names.index(turn.contender))
+                contender.write(prompts[numbers[-1]], count)
+                for number in numbers:
+                    written = contender.write(prompts[number], count)
+                    texts[contender.name, repetition, number] = written.tokens
+                    turn = Turn(
+                        contender=contender.name,
+                        repetition=repetition,
+                        prompt=number,
+                        seconds=written.seconds,
+                        cpu=written.cpu,
+                        tokens=len(written.tokens),
+                        passes=written.passes,
+                        noise=noise,
+                    )
+                    turns.append(turn)
+    names = [contender.name for contender in contenders]
+    turns.sort(key=lambda turn: (turn.repetition, turn.prompt, names.index(turn.contender)))
     firsts: dict[str, str] = {}
     for contender in contenders:
         firsts.setdefault(contender.texts, contender.name)
@@ -115,11 +120,15 @@ def taken(
 
 
 def _probe() -> float:
-    """Seconds of one matrix product."""
+    """Seconds of one matrix product, the second of two: the first wakes a processor that has slept."""
+    sleep(CALM)
     square = torch.ones(PROBE, PROBE)
+    square @ square
     started = perf_counter()
     square @ square
-    return perf_counter() - started
+    seconds = perf_counter() - started
+    sleep(CALM)
+    return seconds
 
 
 def table(contenders: Sequence[Contender], turns: Sequence[Turn]) -> list[str]:
