@@ -20,6 +20,7 @@ from benchmarks.engines.llama import by_chains
 from benchmarks.engines.makers import Models, draft_trees, genai_ways, llama_ways, makers, transformers_ways
 from benchmarks.engines.processes import in_processes
 from benchmarks.engines.turns import Turn, table, taken
+from draftwood.base.errors import InvalidInput
 
 
 class Counting:
@@ -106,21 +107,30 @@ def process_writers(first: str, second: str) -> list[Contender]:
         sleep(0.1)
         return write(prompt, count)
 
-    return [Contender(first, write, ours=True), Contender(second, slow, weights="int8", texts="rounded")]
+    def ending(prompt: list[int], count: int) -> Written:
+        os._exit(3)
+
+    return [
+        Contender(first, write, ours=True),
+        Contender(second, slow, weights="int8", texts="rounded"),
+        Contender(f"{first}, ending", ending),
+    ]
 
 
 def test_every_engine_has_a_process_of_its_own_which_times_its_texts() -> None:
     with ExitStack() as until:
         makers = [(process_writers, ("a", "b")), (process_writers, ("c", "d"))]
         made = in_processes(makers, threads=3, until=until)
-        written = {one.name: one.write([7, 8], 3) for one in made}
+        written = {one.name: one.write([7, 8], 3) for one in made if "ending" not in one.name}
+        with pytest.raises(InvalidInput, match="'c, ending' has ended by itself; leave it out"):
+            made[-1].write([7, 8], 3)
     processes = {name: text.tokens[0] for name, text in written.items()}
     assert processes["a"] == processes["b"] != processes["c"] == processes["d"]
     assert os.getpid() not in processes.values()
     assert all(text.tokens[1:] == [3, 7] and text.passes == 2 for text in written.values())
     assert written["b"].seconds >= 0.1 > written["a"].seconds > 0
     assert 0 < written["b"].cpu < 0.1  # a sleeper keeps no processor busy
-    assert [(one.name, one.ours, one.weights, one.texts) for one in made[2:]] == [
+    assert [(one.name, one.ours, one.weights, one.texts) for one in made[3:5]] == [
         ("c", True, "as they are", "the model"),
         ("d", False, "int8", "rounded"),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from functools import partial
 from time import perf_counter, process_time
@@ -14,6 +15,7 @@ import attrs
 import torch
 
 from benchmarks.engines.contenders import Contender, Writer, Written
+from draftwood.base.errors import InvalidInput
 
 Maker = Callable[..., Sequence[Contender]]
 """Makes contenders. It goes to another process: a function of a module, and arguments that can be pickled."""
@@ -31,12 +33,15 @@ def in_processes(
         makers: functions and their arguments. They run one after another.
         threads: of torch in every process.
         until: ends the processes when it closes.
+
+    Raises:
+        InvalidInput: the process of an engine has ended by itself; writing raises it too.
     """
     context = multiprocessing.get_context("spawn")
     contenders = list[Contender]()
     for make, arguments in makers:
         process = until.enter_context(ProcessPoolExecutor(1, context, torch.set_num_threads, (threads,)))
-        made = process.submit(_make, make, arguments).result()
+        made = _result(process, make.__name__, _make, make, arguments)
         contenders += [attrs.evolve(one, write=partial(_ask, process, one.name)) for one in made]
     return contenders
 
@@ -50,7 +55,16 @@ def timed(write: Writer, prompt: list[int], count: int) -> Written:
 
 
 def _ask(process: ProcessPoolExecutor, name: str, prompt: list[int], count: int) -> Written:
-    return process.submit(_write, name, prompt, count).result()
+    return _result(process, name, _write, name, prompt, count)
+
+
+def _result(process: ProcessPoolExecutor, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return process.submit(function, *arguments).result()
+    except BrokenProcessPool as error:
+        raise InvalidInput(
+            f"The process of {name!r} has ended by itself; leave it out with --engines or --others."
+        ) from error
 
 
 def _make(make: Maker, arguments: tuple[Any, ...]) -> list[Contender]:

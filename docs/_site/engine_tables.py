@@ -113,14 +113,13 @@ def summary() -> str:
     against: dict[str, str] = {}
     for run in runs():
         base, best = run.of(run.contenders()[0]), _best_by_way(run)
-        # Another run of a target adds its rounded weights only.
+        # Another run of a target adds rounded weights, and engines that the first one leaves out.
         against |= {title: text for title, text in _against(run).items() if title not in against}
         order |= dict.fromkeys(way_of(name)[0] for name in run.contenders())
         for rounded in dict.fromkeys(rounded for _, rounded in best):
-            here = {way: name for (way, bits), name in best.items() if bits == rounded}
-            columns.setdefault(
-                run.title(rounded), {way: _ratio(run.of(name), base) for way, name in here.items()}
-            )
+            column = columns.setdefault(run.title(rounded), {})
+            for way, name in ((way, name) for (way, bits), name in best.items() if bits == rounded):
+                column.setdefault(way, _ratio(run.of(name), base))
     rows = [f"| | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
     rows += [f"| {way} | {' | '.join(column.get(way, '') for column in columns.values())} |" for way in order]
     return "\n".join([*rows, "", _said(against)])
