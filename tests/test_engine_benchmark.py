@@ -19,7 +19,7 @@ from benchmarks.engines.contenders import Contender, Written
 from benchmarks.engines.llama import by_chains
 from benchmarks.engines.makers import Models, draft_trees, genai_ways, llama_ways, makers, transformers_ways
 from benchmarks.engines.processes import in_processes
-from benchmarks.engines.turns import Turn, table, taken
+from benchmarks.engines.turns import TimedText, table, taken
 from draftwood.base.errors import InvalidInput
 
 
@@ -232,7 +232,7 @@ def test_the_table_compares_the_best_of_each_side_for_the_same_weights() -> None
     ]
     seconds = {"generate()": 8.0, "engine": 2.0, "ours": 4.0, "engine, int8": 1.5, "ours, int8": 1.0}
     turns = [
-        Turn(name, repetition, prompt, each, 2 * each, 16, 4, 0.001, True)
+        TimedText(name, repetition, prompt, each, 2 * each, 16, 4, 0.001, True)
         for name, each in seconds.items()
         for repetition in range(2)
         for prompt in range(3)
@@ -265,7 +265,7 @@ def test_the_best_is_chosen_by_the_times_that_are_compared() -> None:
     ]
     seconds = {"engine": [2.0, 2.0, 2.0], "ours, small": [1.2, 1.2, 1.2], "ours, large": [9.0, 1.0, 1.0]}
     turns = [
-        Turn(name, repetition, prompt, taken, 2 * taken, 16, 4, 0.001, True)
+        TimedText(name, repetition, prompt, taken, 2 * taken, 16, 4, 0.001, True)
         for name, times in seconds.items()
         for repetition, taken in enumerate(times)
         for prompt in range(3)

@@ -29,7 +29,7 @@ PROBE = 512
 
 
 @attrs.frozen
-class Turn:
+class TimedText:
     """One text of one contender.
 
     Attributes:
@@ -62,13 +62,12 @@ def taken(
     count: int,
     repetitions: int,
     warm_up: float,
-) -> list[Turn]:
+) -> list[TimedText]:
     """Every contender over all prompts, in turns, after texts that are not timed.
 
     Each contender first writes a text for every prompt, and goes on until it has written for `warm_up`
     seconds: engines compile what returns often. Then it has a turn of a few prompts, one text after another,
-    as in use: the first text of a turn is not timed, since it finds the processor's caches full of another
-    engine's data, and a processor that has slept.
+    as in use. The first text of a turn is not timed: just after a rest it is slower.
 
     The order is drawn for every turn, so that none always follows the same one.
 
@@ -81,7 +80,7 @@ def taken(
             if number >= len(prompts) and perf_counter() - started >= warm_up:
                 break
             contender.write(prompt, count)
-    turns, texts = list[Turn](), dict[tuple[str, int, int], list[int]]()
+    turns, texts = list[TimedText](), dict[tuple[str, int, int], list[int]]()
     draws = Random(0)
     for repetition in range(repetitions):
         for first in range(0, len(prompts), IN_A_TURN):
@@ -92,7 +91,7 @@ def taken(
                 for number in numbers:
                     written = contender.write(prompts[number], count)
                     texts[contender.name, repetition, number] = written.tokens
-                    turn = Turn(
+                    turn = TimedText(
                         contender=contender.name,
                         repetition=repetition,
                         prompt=number,
@@ -120,7 +119,7 @@ def taken(
 
 
 def _probe() -> float:
-    """Seconds of one matrix product, the second of two: the first wakes a processor that has slept."""
+    """Seconds of one matrix product, the second of two: just after a rest the first takes longer."""
     sleep(CALM)
     square = torch.ones(PROBE, PROBE)
     square @ square
@@ -131,7 +130,7 @@ def _probe() -> float:
     return seconds
 
 
-def table(contenders: Sequence[Contender], turns: Sequence[Turn]) -> list[str]:
+def table(contenders: Sequence[Contender], turns: Sequence[TimedText]) -> list[str]:
     """Returns the lines of the table; ratios are over the first contender, with 95 % intervals.
 
     A contender's time for a prompt is its median over repetitions, and intervals come from the bootstrap
@@ -176,20 +175,20 @@ def table(contenders: Sequence[Contender], turns: Sequence[Turn]) -> list[str]:
     return lines
 
 
-def write_csv(turns: Sequence[Turn], to: Path) -> None:
+def write_csv(turns: Sequence[TimedText], to: Path) -> None:
     """Write one line for every turn."""
     with to.open("w", newline="", encoding="utf-8") as file:
-        rows = csv.DictWriter(file, [field.name for field in attrs.fields(Turn)], lineterminator="\n")
+        rows = csv.DictWriter(file, [field.name for field in attrs.fields(TimedText)], lineterminator="\n")
         rows.writeheader()
         rows.writerows(attrs.asdict(turn) for turn in turns)
 
 
-def _rate(turns: Sequence[Turn]) -> float:
+def _rate(turns: Sequence[TimedText]) -> float:
     """Tokens a second."""
     return sum(turn.tokens for turn in turns) / sum(turn.seconds for turn in turns)
 
 
-def _ratio(turns: Sequence[Turn], others: Sequence[Turn]) -> str:
+def _ratio(turns: Sequence[TimedText], others: Sequence[TimedText]) -> str:
     """The ratio of speeds, with its interval."""
     sums: dict[str, Any] = {"seconds": _by_prompt(turns), "others": _by_prompt(others)}
     figure = intervals.interval(sums, lambda all_of: all_of["others"] / all_of["seconds"])
@@ -200,7 +199,7 @@ def _ratio(turns: Sequence[Turn], others: Sequence[Turn]) -> str:
     return f"{figure.value:.2f} ({figure.low:.2f}-{figure.high:.2f})"
 
 
-def _by_prompt(turns: Sequence[Turn]) -> Any:
+def _by_prompt(turns: Sequence[TimedText]) -> Any:
     """Seconds a token by prompt, medians over repetitions."""
     prompts = sorted({turn.prompt for turn in turns})
     return np.array(
