@@ -2,8 +2,6 @@
 
 import json
 import re
-import sys
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -11,17 +9,12 @@ from typer.testing import CliRunner
 from draftwood import zoo
 from draftwood.apps.files.datasets import read
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture
-def measure(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
+def measure():
     from benchmarks.__main__ import app
 
-    yield lambda *arguments: CliRunner().invoke(app, [*map(str, arguments)])
-    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
-        del sys.modules[name]
+    return lambda *arguments: CliRunner().invoke(app, [*map(str, arguments)])
 
 
 def test_verifiers_on_prompts_from_files(measure, tmp_path):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,17 +12,12 @@ from typer.testing import CliRunner
 from benchmarks.research.orders import breadth_first, depth_first, heavy_path
 from draftwood import TokenTree
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.syspath_prepend(str(ROOT))
+def bench() -> Any:
     from benchmarks.research import blocks
 
-    yield blocks
-    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
-        del sys.modules[name]
+    return blocks
 
 
 def filled(tree: TokenTree, order: list[int], size: int) -> int:

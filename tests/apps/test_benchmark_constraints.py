@@ -1,22 +1,14 @@
 """`python -m benchmarks constraints` on a few texts: valid, and those that `generate()` writes."""
 
-import sys
-from pathlib import Path
-
 import pytest
 from typer.testing import CliRunner
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture
-def measure(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
+def measure():
     from benchmarks.__main__ import app
 
-    yield lambda *arguments: CliRunner().invoke(app, [*map(str, arguments)])
-    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
-        del sys.modules[name]
+    return lambda *arguments: CliRunner().invoke(app, [*map(str, arguments)])
 
 
 @pytest.mark.thorough

@@ -25,20 +25,15 @@ from draftwood.kernels.support import kernels_enabled
 
 pytestmark = pytest.mark.triton
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module of `python -m benchmarks kernels`."""
-    monkeypatch.syspath_prepend(str(ROOT))
     # FlexAttention means the same without its compiler, which takes minutes here.
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     from benchmarks.kernels import command
 
-    yield command
-    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
-        del sys.modules[name]
+    return command
 
 
 SIZES = {
