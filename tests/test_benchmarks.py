@@ -47,14 +47,25 @@ def test_the_rounds_numbers_are_drawn_where_they_vary(tmp_path: Path) -> None:
 
 def test_engines_are_compared_by_the_texts_that_they_write() -> None:
     words = "engines --target llama-draft --engines eager --tokens 5 --prompts 1 --repetitions 1 --depth 2"
-    called = CliRunner().invoke(app, [*words.split(), "--budgets", "0,3", "--threads", "1"])
+    called = CliRunner().invoke(app, [*words.split(), "--budgets", "0,3,4x1", "--threads", "1"])
     assert called.exit_code == 0, called.output
     lines = [line for line in called.output.splitlines() if re.search(r"\d of \d+$", line)]
-    assert len(lines) == 4
+    assert [line.partition("  ")[0] for line in lines[2:]] == [
+        f"draftwood, eager, {trees}"
+        for trees in ("one token per pass", "3 nodes of 2 levels", "4 nodes of 1 level")
+    ]
     assert all(re.search(r"(\d+) of \1$", line) for line in lines), called.output
     refused = CliRunner().invoke(app, ["engines", "--engines", "tvm"])
     assert refused.exit_code == 1
     assert "The engine 'tvm' is not here; name some of eager, inductor" in " ".join(refused.output.split())
+    for options, said in (
+        (["--budgets", "4,8x"], "budgets has '8x'"),
+        (["--chains", "4,-1"], "chains has '-1'"),
+        (["--calibration"], "without --data"),
+    ):
+        refused = CliRunner().invoke(app, ["engines", *options])
+        assert refused.exit_code == 1
+        assert said in " ".join(refused.output.split())
 
 
 def test_a_plain_round_asks_little_of_the_host() -> None:

@@ -20,6 +20,8 @@ from benchmarks.engines.llama import by_chains
 from benchmarks.engines.makers import Models, draft_trees, genai_ways, llama_ways, makers, transformers_ways
 from benchmarks.engines.processes import in_processes
 from benchmarks.engines.turns import TimedText, table, taken
+from benchmarks.research.prompts import prompts_of
+from draftwood import zoo
 from draftwood.base.errors import InvalidInput
 
 
@@ -72,9 +74,15 @@ def test_genai_reads_every_prompt_anew(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setitem(sys.modules, "openvino_genai", stand_in)
     monkeypatch.setitem(sys.modules, "openvino", ModuleType("openvino"))
     found = genai.contenders(
-        tmp_path, tmp_path, "OpenVINO GenAI", weights="as they are", dtype="float32", threads=1
+        tmp_path,
+        tmp_path,
+        "OpenVINO GenAI",
+        weights="as they are",
+        dtype="float32",
+        threads=1,
+        chains=[4, 12],
     )
-    assert len(found) == 1 + len(genai.CHAINS)
+    assert [one.name.partition(", ")[2] for one in found] == ["plain", "its draft of 4", "its draft of 12"]
     assert [options.get("draft_model") for options in made] == [None, "draft"]
     assert [options["scheduler_config"].enable_prefix_caching for options in made] == [False, False]
 
@@ -152,17 +160,35 @@ def test_engines_are_asked_for_the_weights_and_arithmetic_that_they_know(
         engines=["eager", "openvino"],
         bits=["as they are", "int8"],
         trees=[],
+        chains=[6],
     )
     assert [(make, arguments[1:]) for make, arguments in found] == [
         (transformers_ways, ()),
-        (genai_ways, ("as they are", "bfloat16")),
+        (genai_ways, ("as they are", "bfloat16", [6])),
         (llama_ways, ("as they are",)),
         (draft_trees, ("eager", "as they are", [])),
         (draft_trees, ("openvino", "as they are", [])),
-        (genai_ways, ("int8", "bfloat16")),
-        (genai_ways, ("int8", "float32")),
+        (genai_ways, ("int8", "bfloat16", [6])),
+        (genai_ways, ("int8", "float32", [6])),
         (draft_trees, ("openvino", "int8", [])),
     ]
+
+
+def test_trees_are_chosen_by_other_prompts_than_those_that_are_shown(tmp_path: Path) -> None:
+    numbers = range(4)
+    (tmp_path / "gsm8k_test.jsonl").write_text(
+        "".join(f'{{"question": "What is 2 + {number}?"}}\n' for number in numbers)
+    )
+    (tmp_path / "humaneval.jsonl").write_text(
+        "".join(f'{{"prompt": "def f{number}(x):\\n"}}\n' for number in numbers)
+    )
+    (tmp_path / "wikitext2_test.txt").write_text(
+        "\n\n".join(f"Town {number} lies on the river. " * 30 for number in numbers)
+    )
+    shown = prompts_of(tmp_path, zoo.tokenizer(), 2)
+    others = prompts_of(tmp_path, zoo.tokenizer(), 2, calibration=True)
+    assert len(shown) == len(others) == 6
+    assert all(prompt not in shown for prompt in others)
 
 
 def writing(tokens: list[int]) -> Any:

@@ -6,6 +6,7 @@ All write the same number of tokens after the same prompts with the same weights
 from __future__ import annotations
 
 import importlib.util
+import re
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +14,8 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.engines.contenders import Trees
-from benchmarks.engines.makers import AS_THEY_ARE, ENGINES, Models, makers
+from benchmarks.engines.contenders import AS_THEY_ARE, Trees
+from benchmarks.engines.makers import ENGINES, Models, makers
 from benchmarks.engines.processes import in_processes
 from benchmarks.engines.turns import table, taken, write_csv
 from benchmarks.research.prompts import prompts_of
@@ -46,12 +47,16 @@ def engines(
     ] = "transformers,genai,llama.cpp",
     recipe: Annotated[str, typer.Option(help="How trees are grown.")] = "opt-tree",
     budgets: Annotated[
-        str, typer.Option(help="Nodes of the trees, excluding the root; 0: one token per pass.")
+        str,
+        typer.Option(
+            help="Nodes of the trees, excluding the root; 15x10: of 10 levels; 0: one token per pass."
+        ),
     ] = "0,4,8,15",
-    depth: Annotated[int, typer.Option(help="Levels of the trees, and calls of the draft.", min=1)] = 6,
+    depth: Annotated[int, typer.Option(help="Levels of the trees, where budgets say none.", min=1)] = 6,
     draft_temperature: Annotated[
         float | None, typer.Option(help="Of the draft, by which trees are shaped; default: the recipe's.")
     ] = None,
+    chains: Annotated[str, typer.Option(help="Tokens that GenAI's draft proposes per pass.")] = "4,6,12",
     tokens: Annotated[int, typer.Option(help="Tokens written after every prompt.", min=2)] = 64,
     prompts: Annotated[int, typer.Option(help="Prompts per domain.", min=1)] = 4,
     repetitions: Annotated[int, typer.Option(help="Of all.", min=1)] = 3,
@@ -60,6 +65,9 @@ def engines(
     ] = 30,
     threads: Annotated[int, typer.Option(help="Of torch and of every engine.", min=1)] = 2,
     data: Annotated[Path | None, typer.Option(help="Held-out prompts; default: built-in ones.")] = None,
+    calibration: Annotated[
+        bool, typer.Option("--calibration", help="On the prompts that trees and chains are chosen by.")
+    ] = False,
     output: Annotated[Path | None, typer.Option(help="A CSV file with a line for every text.")] = None,
 ) -> None:
     """Compare draft trees over every engine with what other people run: tokens per second, interleaved.
@@ -82,13 +90,18 @@ def engines(
         raise InvalidInput(f"The engine {unknown[0]!r} is not here; name some of {', '.join(here)}.")
     if folders is not None and widen:
         raise InvalidInput(f"widen is {widen:g}, but {folders} holds the models; leave one of the two out.")
-    texts = prompts_of(data, zoo.tokenizer(), prompts)
+    if calibration and data is None:
+        raise InvalidInput(
+            "--calibration is given without --data; name a folder of prompts, or leave it out."
+        )
+    trees = [_trees(words, recipe, depth, draft_temperature) for words in budgets.split(",")]
+    texts = prompts_of(data, zoo.tokenizer(), prompts, calibration=calibration)
     models = Models(target, draft, folders=folders, widen=widen, dtype=dtype, threads=threads)
     size = parameter_count(models.read()[0]) / 1e6
     shaped = "" if draft_temperature is None else f" at draft temperature {draft_temperature:g}"
     typer.echo(
         f"{device_name()}: {folders or target} with {size:.0f}M parameters, "
-        f"{dtype}, {recipe} of {depth} levels{shaped}; {len(texts)} prompts, "
+        f"{dtype}, {recipe}{shaped}; {len(texts)} prompts, "
         f"{tokens} tokens each, {repetitions} times"
     )
     compared = makers(
@@ -96,7 +109,8 @@ def engines(
         others=others.split(","),
         engines=chosen,
         bits=[AS_THEY_ARE, *(bits for bits in weights.split(",") if bits)],
-        trees=[Trees(recipe, int(budget), depth, draft_temperature) for budget in budgets.split(",")],
+        trees=trees,
+        chains=[_chain(words) for words in chains.split(",")],
     )
     with ExitStack() as until:
         contenders = in_processes(list(compared), threads=threads, until=until)
@@ -105,3 +119,16 @@ def engines(
         typer.echo(line)
     if output is not None:
         write_csv(turns, output)
+
+
+def _trees(words: str, recipe: str, depth: int, draft_temperature: float | None) -> Trees:
+    """The trees of one budget, such as 15 or 15x10."""
+    if not (sizes := re.fullmatch(r"(\d+)(?:x(\d+))?", words)):
+        raise InvalidInput(f"budgets has {words!r}; give nodes, or nodes x levels, such as 8,15x10.")
+    return Trees(recipe, int(sizes[1]), int(sizes[2] or depth), draft_temperature)
+
+
+def _chain(words: str) -> int:
+    if not words.isdecimal():
+        raise InvalidInput(f"chains has {words!r}; give whole numbers with commas, such as 4,12.")
+    return int(words)

@@ -10,6 +10,9 @@ import torch
 
 from draftwood import SamplingParams, SpeculativeDecoder, StateBackend, create
 
+AS_THEY_ARE = "as they are"
+"""Weights that are not rounded."""
+
 
 @attrs.frozen
 class Written:
@@ -40,14 +43,14 @@ class Contender:
         name: of its line in the table.
         write: the way.
         ours: whether draftwood writes.
-        weights: bits of the weights ("int8"), or "as they are". Contenders of the same weights are compared.
+        weights: bits of the weights ("int8"), or AS_THEY_ARE. Contenders of the same weights are compared.
         texts: contenders with the same value here are to write the same texts.
     """
 
     name: str
     write: Writer
     ours: bool = False
-    weights: str = "as they are"
+    weights: str = AS_THEY_ARE
     texts: str = "the model"
 
 
@@ -85,6 +88,13 @@ class Trees:
     budget: int
     depth: int
     draft_temperature: float | None = None
+
+    @property
+    def described(self) -> str:
+        """Their sizes in words."""
+        if not self.budget:
+            return "one token per pass"
+        return f"{self.budget} nodes of {self.depth} level{'' if self.depth == 1 else 's'}"
 
 
 def by_trees(target: StateBackend, draft: StateBackend, trees: Trees, *, engine_only: bool = False) -> Writer:

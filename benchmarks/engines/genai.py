@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines.contenders import Contender, Writer, Written
-
-CHAINS = (4, 6, 12)
-"""Tokens that its draft proposes per target pass; many where a pass over 13 costs little more than over 7."""
+from benchmarks.engines.contenders import AS_THEY_ARE, Contender, Writer, Written
 
 LONGEST = 1 << 30
 """Tokens that a pass may read."""
@@ -21,7 +19,14 @@ def is_installed() -> bool:
 
 
 def contenders(
-    target: Path, draft: Path, label: str, *, weights: str, dtype: str, threads: int
+    target: Path,
+    draft: Path,
+    label: str,
+    *,
+    weights: str,
+    dtype: str,
+    threads: int,
+    chains: Sequence[int],
 ) -> list[Contender]:
     """Plain decoding, and chains of a draft.
 
@@ -29,9 +34,10 @@ def contenders(
         target: the exported folder.
         draft: that of the draft.
         label: its name in the table.
-        weights: bits of the target's weights, or "as they are".
+        weights: bits of the target's weights, or AS_THEY_ARE.
         dtype: of the arithmetic, "float32" or "bfloat16".
         threads: of the engine.
+        chains: tokens that its draft proposes per target pass, a contender each.
     """
     import openvino_genai as genai
 
@@ -45,8 +51,8 @@ def contenders(
         str(target), "CPU", draft_model=helper, scheduler_config=_reading_anew(), **options
     )
     ways = {f"{label}, plain": by_pipeline(plain)}
-    ways |= {f"{label}, its draft of {chain}": by_pipeline(chained, chain=chain) for chain in CHAINS}
-    texts = "the model" if weights == "as they are" else label
+    ways |= {f"{label}, its draft of {chain}": by_pipeline(chained, chain=chain) for chain in chains}
+    texts = "the model" if weights == AS_THEY_ARE else label
     return [Contender(name, write, weights=weights, texts=texts) for name, write in ways.items()]
 
 

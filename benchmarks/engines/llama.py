@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.engines.contenders import Contender, Writer, Written
+from benchmarks.engines.contenders import AS_THEY_ARE, Contender, Writer, Written
 from draftwood.backends.gguf.library import library, model_options
 from draftwood.base.errors import InvalidInput
 
@@ -31,7 +31,7 @@ def contenders(target: Path, draft: Path, *, weights: str, dtype: str, threads: 
     Args:
         target: a GGUF file.
         draft: that of the draft.
-        weights: bits of the target's weights, or "as they are".
+        weights: bits of the target's weights, or AS_THEY_ARE.
         dtype: "float32" or "bfloat16", that of keys and values.
         threads: of the engine.
     """
@@ -50,7 +50,7 @@ def contenders(target: Path, draft: Path, *, weights: str, dtype: str, threads: 
 
 def texts_of(target: Path, *, weights: str) -> str:
     """Returns `Contender.texts` of a GGUF file: rounded weights are another model."""
-    return "the model" if weights == "as they are" else f"llama.cpp, {target.stem.split('-')[-1]}"
+    return "the model" if weights == AS_THEY_ARE else f"llama.cpp, {target.stem.split('-')[-1]}"
 
 
 class Context:

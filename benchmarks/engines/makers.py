@@ -13,7 +13,7 @@ import typer
 from transformers import AutoModelForCausalLM
 
 from benchmarks.engines import genai, llama
-from benchmarks.engines.contenders import Contender, Trees, by_generate, by_trees
+from benchmarks.engines.contenders import AS_THEY_ARE, Contender, Trees, by_generate, by_trees
 from benchmarks.engines.folders import without_zeros
 from benchmarks.engines.processes import Maker
 from benchmarks.kernels.captured import named_model
@@ -23,8 +23,6 @@ from draftwood.zoo.widen import widen_to
 
 Engine = Literal["eager", "inductor", "openvino", "gguf"]
 ENGINES: tuple[Engine, ...] = ("eager", "inductor", "openvino", "gguf")
-
-AS_THEY_ARE = "as they are"
 
 GGUF = {AS_THEY_ARE: {"float32": "F32", "bfloat16": "BF16"}, "int8": "Q8_0", "int4": "Q4_0"}
 """llama.cpp's format of the weights."""
@@ -91,27 +89,28 @@ def makers(
     engines: Sequence[Engine],
     bits: Sequence[str],
     trees: Sequence[Trees],
+    chains: Sequence[int],
 ) -> Iterator[tuple[Maker, tuple[Any, ...]]]:
     """The functions that make the contenders, with their arguments; says what is left out."""
     if "transformers" in others:
         yield transformers_ways, (models,)
     for weights in bits:
         if models.folders is not None:
-            yield from _engines_of_others(models, others, weights)
+            yield from _engines_of_others(models, others, weights, chains)
         for engine in engines:
             if weights == AS_THEY_ARE or engine in ("openvino", "gguf"):
                 yield draft_trees, (models, engine, weights, trees)
 
 
 def _engines_of_others(
-    models: Models, asked: Sequence[str], weights: str
+    models: Models, asked: Sequence[str], weights: str, chains: Sequence[int]
 ) -> Iterator[tuple[Maker, tuple[Any, ...]]]:
     if "genai" in asked:
         exported = models.exported(weights)
         if genai.is_installed() and exported.is_dir():
             kinds = {models.dtype} if weights == AS_THEY_ARE else {models.dtype, "float32"}
             for dtype in sorted(kinds):
-                yield genai_ways, (models, weights, dtype)
+                yield genai_ways, (models, weights, dtype, chains)
         else:
             typer.echo(f"OpenVINO GenAI is left out: the package or {exported} is missing.", err=True)
     if "llama.cpp" in asked:
@@ -131,14 +130,20 @@ def transformers_ways(models: Models) -> list[Contender]:
     ]
 
 
-def genai_ways(models: Models, weights: str, dtype: str) -> list[Contender]:
+def genai_ways(models: Models, weights: str, dtype: str, chains: Sequence[int]) -> list[Contender]:
     """OpenVINO GenAI; with rounded weights it is asked in float32 too, where it is often faster."""
     label = "OpenVINO GenAI" if weights == AS_THEY_ARE else f"OpenVINO GenAI, {weights}"
     if dtype != models.dtype:
         label += f" in {dtype}"
     draft = models.exported(AS_THEY_ARE).with_name("draft")
     return genai.contenders(
-        models.exported(weights), draft, label, weights=weights, dtype=dtype, threads=models.threads
+        models.exported(weights),
+        draft,
+        label,
+        weights=weights,
+        dtype=dtype,
+        threads=models.threads,
+        chains=chains,
     )
 
 
@@ -170,7 +175,7 @@ def draft_trees(models: Models, engine: Engine, weights: str, trees: Sequence[Tr
     runs_torch = engine in ("eager", "inductor")
     return [
         Contender(
-            f"draftwood, {name}, {one.budget} nodes",
+            f"draftwood, {name}, {one.described}",
             by_trees(*backends, one, engine_only=not runs_torch),
             ours=True,
             weights=weights,

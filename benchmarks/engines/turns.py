@@ -138,7 +138,7 @@ def table(contenders: Sequence[Contender], turns: Sequence[TimedText]) -> list[s
     weights.
     """
     lines = [
-        f"{'way':<40}{'tokens/s':>10}{'least':>9}{'most':>9}{'ratio':>21}{'per CPU s':>11}{'per pass':>10}"
+        f"{'way':<48}{'tokens/s':>10}{'least':>9}{'most':>9}{'ratio':>21}{'per CPU s':>11}{'per pass':>10}"
         f"{'equal':>12}"
     ]
     of = {one.name: [turn for turn in turns if turn.contender == one.name] for one in contenders}
@@ -147,7 +147,7 @@ def table(contenders: Sequence[Contender], turns: Sequence[TimedText]) -> list[s
         rates = [_rate(list(group)) for _, group in groupby(some, lambda turn: turn.repetition)]
         tokens, passes = sum(turn.tokens for turn in some), sum(turn.passes for turn in some)
         lines.append(
-            f"{name:<40}{median(rates):>10.1f}{min(rates):>9.1f}{max(rates):>9.1f}{_ratio(some, base):>21}"
+            f"{name:<48}{median(rates):>10.1f}{min(rates):>9.1f}{max(rates):>9.1f}{_ratio(some, base):>21}"
             f"{tokens / max(sum(turn.cpu for turn in some), 1e-9):>11.1f}"
             f"{f'{tokens / passes:.2f}' if passes else '':>10}"
             f"{f'{sum(turn.equal for turn in some)} of {len(some)}':>12}"
