@@ -18,8 +18,8 @@ from draftwood.backends.recurrent.rebuild import reference
 from draftwood.base.errors import InvalidInput, UnsupportedModel
 from draftwood.protocols import StateBackend
 
-CHUNK = 256
-"""Tokens of a prompt that a pass reads at once: attention holds a score for each of them and every slot."""
+CHUNK = 512
+"""Tokens of a prompt that a pass reads at once: some attention has a score of all of them and all slots."""
 
 
 def is_installed() -> bool:

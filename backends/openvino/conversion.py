@@ -57,7 +57,7 @@ Sizes = dict[int, list[int]]
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
 """Largest difference of an output of the example from the function's own, in root mean squares.
 
-It tells whether attention may read keys apart; how exact passes are is checked later.
+It tells whether attention may be exchanged; how exact passes are is checked later.
 """
 
 
@@ -85,21 +85,23 @@ def converted(
 ) -> Converted:
     """The pass `one` of `model`, whose cache is settled, converted and compiled.
 
-    Attention that reads past and new keys apart is tried first, then attention over the two joined.
+    Attention by key head is tried first, then the model's own.
 
     Raises:
         UnsupportedModel: the pass cannot be converted, or OpenVINO computes something else.
     """
     name, reasons = type(model).__name__, list[str]()
-    for apart in (True, False):
+    for by_key_head in (True, False):
         started = perf_counter()
         try:
             # The model's own attention says what is right.
-            joined = PassFunction(model, one, reader=reader, apart=False).eval()
-            function = PassFunction(model, one, reader=reader, apart=True).eval() if apart else joined
+            usual = PassFunction(model, one, reader=reader, by_key_head=False).eval()
+            function = usual
+            if by_key_head:
+                function = PassFunction(model, one, reader=reader, by_key_head=True).eval()
             example = function.example(vocab=vocab, longest=longest)
-            with torch.no_grad(), joined.watched():
-                expected = joined(*joined.example(vocab=vocab, longest=longest))
+            with torch.no_grad(), usual.watched():
+                expected = usual(*usual.example(vocab=vocab, longest=longest))
             sizes, dtype = _open_sizes(function, example), model.dtype
             check = partial(_difference, example=example, expected=expected, dtype=dtype)
             with function.watched():
@@ -112,10 +114,10 @@ def converted(
             reasons.append(described(error))
             continue
         log.info(
-            "Converted the pass of %s for OpenVINO in %.1f s; attention reads past and new keys %s.",
+            "Converted the pass of %s for OpenVINO in %.1f s, with %s.",
             name,
             perf_counter() - started,
-            "apart" if apart else "joined",
+            "attention by key head" if by_key_head else "its own attention",
         )
         return found
     reason = "; ".join(dict.fromkeys(reasons))

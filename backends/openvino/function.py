@@ -17,7 +17,7 @@ from draftwood.backends.attention.kv import BufferKind, RowCache, RowLayer
 from draftwood.backends.model.content_digest import content_digest
 from draftwood.backends.model.features import Features
 from draftwood.backends.model.model_pass import ModelPass
-from draftwood.backends.openvino.given import APART, GivenCache, Pair, reading
+from draftwood.backends.openvino.given import BY_KEY_HEAD, GivenCache, Pair
 from draftwood.backends.openvino.recurrent import Given, Recurrent, Shown, has_foreign_mixers, states_of
 from draftwood.backends.openvino.rotary import Rotations
 from draftwood.backends.structure.layers import shared_copy
@@ -67,14 +67,13 @@ class Past:
         left = iter(buffers)
         return [None if pair is None else (next(left), next(left)) for pair in self.layers]
 
-    def added(self, kind: BufferKind, *, rows: int, nodes: int) -> Tensor:
-        """Returns zeros `[rows, buffers * kv_heads, nodes, head_dim]`: room for what an arena gets."""
-        heads = self.buffers.count(kind) * kind.heads
-        return torch.zeros(rows, heads, nodes, kind.dim, dtype=kind.dtype)
+    def added(self, kind: BufferKind, *, rows: int, nodes: int) -> tuple[int, int, int, int]:
+        """Returns the sizes of what an arena gets, `[rows, buffers * kv_heads, nodes, head_dim]`."""
+        return rows, self.buffers.count(kind) * kind.heads, nodes, kind.dim
 
     @staticmethod
     def as_arena(kind: BufferKind, added: NDArray[Any]) -> NDArray[Any]:
-        """Returns a view of such room, `[buffers, rows, kv_heads, nodes, head_dim]` as arenas are."""
+        """Returns a view of that, `[buffers, rows, kv_heads, nodes, head_dim]` as arenas are."""
         return np.moveaxis(added.reshape(len(added), -1, kind.heads, *added.shape[2:]), 1, 0)
 
     def stacked(self, added: Sequence[Pair]) -> list[Tensor]:
@@ -109,25 +108,25 @@ class PassFunction(torch.nn.Module):
         past: what it reads.
         recurrent: what its recurrent layers keep, once an example has shown it.
         rotations: cosines and sines that it is given.
-        apart: whether attention reads past and new keys apart.
+        by_key_head: whether attention is `attend_by_key_head`, not the model's own.
     """
 
-    def __init__(self, model: Any, one: ModelPass, *, reader: Features | None, apart: bool) -> None:
+    def __init__(self, model: Any, one: ModelPass, *, reader: Features | None, by_key_head: bool) -> None:
         """The pass `one` of `model`, whose cache is settled.
 
         Args:
             model: it is not changed: the function runs a copy of its structure over the same weights.
             one: how the pass is called, and what its layers keep.
             reader: the features that are read.
-            apart: whether attention reads past and new keys apart.
+            by_key_head: whether attention is `attend_by_key_head`, not the model's own.
 
         Raises:
-            UnsupportedModel: the model's attention cannot be exchanged, as `apart` needs.
+            UnsupportedModel: the model's attention cannot be exchanged, as `by_key_head` needs.
         """
         super().__init__()
         self._model = [model]  # not a submodule
         module = shared_copy(one.module)
-        self.past, self.apart, self.recurrent = Past.of(one.cache), apart, Recurrent()
+        self.past, self.by_key_head, self.recurrent = Past.of(one.cache), by_key_head, Recurrent()
         self._states, self._noted = states_of(module), False
         self.rotations = Rotations(module)
         # A loop over experts cannot be traced, and few compilers know how to multiply groups.
@@ -136,13 +135,15 @@ class PassFunction(torch.nn.Module):
         self._pass = ModelPass(
             module, module, kinds=one.kinds, cache=one.cache, states=None, device=one.device
         )
-        if apart:
-            _quietly(module, "set_attn_implementation", APART)
-            if one.kinds and module.config._attn_implementation != APART:
+        if by_key_head:
+            _quietly(module, "set_attn_implementation", BY_KEY_HEAD)
+            if one.kinds and module.config._attn_implementation != BY_KEY_HEAD:
                 raise UnsupportedModel("its attention cannot be exchanged")
         if reader is not None:
             self._pass.reader = Features(module, reader.request)
-        self._around: AbstractContextManager[None] = nullcontext() if apart else self._pass.numbers.attention
+        self._around: AbstractContextManager[None] = (
+            nullcontext() if by_key_head else self._pass.numbers.attention
+        )
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -164,7 +165,7 @@ class PassFunction(torch.nn.Module):
         asked = None if reader is None else reader.request
         tables = [table.described for table in self.rotations.tables]
         kept = self.past, self.recurrent
-        return repr((type(self).__name__, model, kept, self.kinds, self.apart, asked, tables))
+        return repr((type(self).__name__, model, kept, self.kinds, self.by_key_head, asked, tables))
 
     def watched(self) -> AbstractContextManager[None]:
         """Inside it the function may be called, or traced."""
@@ -208,11 +209,11 @@ class PassFunction(torch.nn.Module):
     ) -> tuple[list[Tensor], list[Pair]]:
         """Returns logits, and features where they are read, and what has been added: see `GivenCache`."""
         self.rotations.give(rotations)
-        cache = GivenCache(past, apart=self.apart, before=before)
+        cache = GivenCache(past, before=before)
         dtype = self.module.dtype
         by_kind = {kind: mask.to(dtype) for kind, mask in zip(self.kinds, masks, strict=True)}
         mask: Any = by_kind if len(by_kind) > 1 else next(iter(by_kind.values()), None)
-        with reading(cache), self._around:
+        with self._around:
             found = self._pass.forward(tokens, positions, mask, kept=wanted, cache=cache)
         return found, cache.added()
 

@@ -1,15 +1,13 @@
 """A transformers cache that reads past keys and values which a pass is given, and keeps what it adds.
 
-Attention either reads past and new keys apart, by a function that is registered here, or the cache joins the
-two, which any attention reads. Apart is faster: nothing is copied, and no key head is repeated for the query
-heads of its group.
+Attention is a model's own, or a function that is registered here. The function is faster: it repeats no key
+head for the query heads of its group, and OpenVINO runs it as one operation, which never has all scores of a
+prompt in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,9 +18,8 @@ from transformers.masking_utils import sdpa_mask
 
 from draftwood.base.errors import UnsupportedModel
 
-APART = "draftwood_past_and_new_apart"
-"""The name by which transformers knows `attend_apart`."""
-
+BY_KEY_HEAD = "draftwood_by_key_head"
+"""The name by which transformers knows `attend_by_key_head`."""
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
@@ -39,11 +36,11 @@ class GivenLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, past: Pair, *, before: Pair | None, apart: bool) -> None:
+    def __init__(self, past: Pair, *, before: Pair | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.past = past
         self.new: Pair | None = None
-        self._before, self._apart = before, apart
+        self._before = before
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -52,17 +49,14 @@ class GivenLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Keep the keys and values of the pass; returns them, after the past ones where both are joined."""
+        """Keep the keys and values of the pass; returns them after the past ones."""
         self.new = key_states, value_states
         if self._before is not None:
             keys, values = self._before
             self.new = torch.cat([keys, key_states], 2), torch.cat([values, value_states], 2)
-        if self._apart:
-            self.keys, self.values = self.new
-        else:
-            self.keys, self.values = (
-                torch.cat([past.to(new.dtype), new], 2) for past, new in zip(self.past, self.new, strict=True)
-            )
+        self.keys, self.values = (
+            torch.cat([past.to(new.dtype), new], 2) for past, new in zip(self.past, self.new, strict=True)
+        )
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -79,33 +73,21 @@ class GivenLayer(CacheLayerMixin):
 
 
 class GivenCache(Cache):
-    """A cache of `GivenLayer`.
+    """A cache of `GivenLayer`."""
 
-    Attributes:
-        slots: of the past keys and values, the same in all layers.
-    """
-
-    def __init__(
-        self, past: Sequence[Pair | None], *, apart: bool, before: Sequence[Pair] | None = None
-    ) -> None:
+    def __init__(self, past: Sequence[Pair | None], *, before: Sequence[Pair] | None = None) -> None:
         """A cache over past keys and values.
 
         Args:
             past: of every layer; None for a layer that keeps none.
-            apart: whether attention reads past and new keys apart.
             before: what passes before this one have added, if that is in no slot of `past` yet.
         """
         # Where no layer keeps any, none is asked for them.
         like: Any = next((pair for pair in past if pair is not None), None)
-        self.slots = 0 if like is None else like[0].shape[2]
         self._keeps = [pair is not None for pair in past]
         added = iter(before or ())
         self._given = [
-            GivenLayer(
-                pair or like,
-                before=next(added) if before is not None and pair is not None else None,
-                apart=apart,
-            )
+            GivenLayer(pair or like, before=next(added) if before is not None and pair is not None else None)
             for pair in past
         ]
         super().__init__(layers=list(self._given))
@@ -124,32 +106,8 @@ class GivenCache(Cache):
                 found.append(layer.new)
         return found
 
-    def past_of(self, key: Tensor) -> Pair:
-        """Returns the past keys and values of the layer whose new keys are this very tensor.
 
-        Raises:
-            UnsupportedModel: no layer has added it.
-        """
-        for layer in self._given:
-            if layer.new is not None and layer.new[0] is key:
-                return layer.past
-        raise UnsupportedModel("its attention reads other keys than those that a layer has added")
-
-
-_current: ContextVar[GivenCache] = ContextVar("given keys and values")
-
-
-@contextmanager
-def reading(cache: GivenCache) -> Iterator[None]:
-    """Inside it `attend_apart` reads the past of `cache`."""
-    token = _current.set(cache)
-    try:
-        yield
-    finally:
-        _current.reset(token)
-
-
-def attend_apart(
+def attend_by_key_head(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -159,14 +117,14 @@ def attend_apart(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention over past keys, which `reading` gives, and over the keys of the pass.
+    """Attention that OpenVINO runs as one operation.
 
     Args:
         module: the layer.
         query: `[rows, heads, nodes, head_dim]`.
-        key: `[rows, kv_heads, added, head_dim]`, of the pass and of those whose keys are in no slot yet.
-        value: `[rows, kv_heads, added, value_dim]`, of the same.
-        attention_mask: additive, `[rows, 1 or heads, nodes, slots + added]`, the past first.
+        key: `[rows, kv_heads, keys, head_dim]`.
+        value: `[rows, kv_heads, keys, value_dim]`.
+        attention_mask: additive, `[rows, 1 or heads, nodes, keys]`.
         dropout: 0, as the model is in evaluation mode.
         scaling: of the scores; None: by the size of a head.
         options: `softcap` bounds the scores, `s_aux` `[heads]` are sinks. A bias by position is refused, and
@@ -176,14 +134,10 @@ def attend_apart(
         `[rows, nodes, heads, value_dim]` and None.
 
     Raises:
-        UnsupportedModel: the layer reads keys that the pass does not have, or adds a bias.
+        UnsupportedModel: the layer adds a bias.
     """
     if options.get("position_bias") is not None or attention_mask is None:
         raise UnsupportedModel("its attention adds a bias, or takes no mask")
-    cache = _current.get()
-    past_keys, past_values = (
-        past.to(new.dtype) for past, new in zip(cache.past_of(key), (key, value), strict=True)
-    )
     # As numbers: sizes that a trace follows cost an engine several operations a layer.
     heads, kv_heads, dim, value_dim = (
         int(size) for size in (query.shape[1], key.shape[1], query.shape[3], value.shape[3])
@@ -194,10 +148,9 @@ def attend_apart(
         # Nodes of all heads of a group, head by head.
         return tensor.reshape(tensor.shape[0], kv_heads, -1, tensor.shape[3])
 
-    packed = grouped(query)
-    scores = torch.cat([packed @ past_keys.transpose(2, 3), packed @ key.transpose(2, 3)], 3)
-    # Not before the products: an engine scales and masks in one operation.
-    scores = scores * (dim**-0.5 if scaling is None else scaling)
+    # There are fewer queries than scores.
+    packed = grouped(query) * (dim**-0.5 if scaling is None else scaling)
+    scores = packed @ key.transpose(2, 3)
     if (cap := options.get("softcap")) is not None:
         scores = cap * torch.tanh(scores / cap)
     one_for_all = int(attention_mask.shape[1]) == 1
@@ -207,11 +160,10 @@ def attend_apart(
         weights = torch.cat([scores, grouped(sink)], 3).softmax(3)[..., :-1]
     else:
         weights = scores.softmax(3)
-    weights = weights.to(value.dtype)
-    out = weights[..., : cache.slots] @ past_values + weights[..., cache.slots :] @ value
+    out = weights.to(value.dtype) @ value
     by_head = out.reshape(out.shape[0], kv_heads, group, -1, value_dim).permute(0, 3, 1, 2, 4)
     return by_head.reshape(by_head.shape[0], -1, heads, value_dim), None
 
 
-AttentionInterface.register(APART, attend_apart)
-AttentionMaskInterface.register(APART, sdpa_mask)
+AttentionInterface.register(BY_KEY_HEAD, attend_by_key_head)
+AttentionMaskInterface.register(BY_KEY_HEAD, sdpa_mask)

@@ -168,7 +168,10 @@ class LevelsCall:
         most = max(sizes.plan.count(width, vocab) for width in sizes.widths)
         self._found = torch.zeros(sizes.rows, len(sizes.widths), most, 3)
         self._added = [
-            function.past.added(kind, rows=sizes.rows, nodes=sizes.nodes + sum(sizes.widths[1:]))
+            torch.zeros(
+                function.past.added(kind, rows=sizes.rows, nodes=sizes.nodes + sum(sizes.widths[1:])),
+                dtype=kind.dtype,
+            )
             for kind in function.past.arenas
         ]
         self._written = [

@@ -6,6 +6,7 @@ smaller is padded with nodes that only see themselves.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from operator import is_
 from typing import Any
@@ -35,6 +36,9 @@ SLOTS = 128
 
 SHAPES = 64
 """Requests that are kept."""
+
+TOO_LARGE = 4
+"""Times as much memory as a prompt needs that is not kept for it."""
 
 
 def nodes_of(nodes: int) -> int:
@@ -142,10 +146,13 @@ class Request:
             self._request.read(place, as_engine(torch.from_numpy(array)))
         self._bound: Bound | None = None
         self._nodes = -1  # as many as the padding of the last pass left
-        self.added = []
+        self.rooms, self.added = list[Tensor](), list[NDArray[Any]]()
         self._first = 2 if function.reads_features else 1
         for place, kind in enumerate(function.past.arenas):
-            tensor = function.past.added(kind, rows=rows, nodes=nodes)
+            sizes = function.past.added(kind, rows=rows, nodes=nodes)
+            room = _room(math.prod(sizes), kind.dtype, None if former is None else former.rooms[place])
+            self.rooms.append(room)
+            tensor = room[: math.prod(sizes)].view(sizes)
             self._request.write(self._first + place, as_engine(tensor))
             self.added.append(function.past.as_arena(kind, as_numpy(tensor)))
 
@@ -224,6 +231,16 @@ class Request:
         """Write the keys and values of the nodes into slots `[start, stop)`."""
         for arena, added in zip(bound.arenas, self.added, strict=True):
             arena[:, :, :, start:stop] = added[:, :, :, : stop - start]
+
+
+def _room(size: int, dtype: torch.dtype, former: Tensor | None) -> Tensor:
+    """Returns memory for so many numbers: a `former` piece, if it is large enough and not far too large.
+
+    The system clears new memory, which for a long prompt takes a twentieth of the pass.
+    """
+    if former is not None and size <= former.numel() <= TOO_LARGE * size:
+        return former
+    return torch.empty(size, dtype=dtype)
 
 
 def see(mask: NDArray[np.float32], inputs: PassInputs, kind: str, *, slots: int, padding: int = 0) -> None:

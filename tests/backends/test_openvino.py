@@ -128,6 +128,19 @@ def test_features_are_those_of_passes_as_they_are() -> None:
         assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("name", "fused"), [("llama", True), ("mistral", True), ("gpt_oss", False)])
+def test_attention_runs_as_one_operation_unless_more_than_a_mask_changes_its_scores(
+    name: str, fused: bool
+) -> None:
+    backend = served(name)
+    backend.release()
+    backend.prefill([torch.tensor(words(5))])
+    ops = backend._runner._current().compiled.form.get_runtime_model().get_ops()
+    kinds = [one.get_rt_info()["layerType"].astype(str) for one in ops]
+    assert len(kinds) > 10
+    assert ("Softmax" not in kinds) == fused
+
+
 def test_bfloat16_keeps_apart_positions_beyond_256() -> None:
     model = tiny().to(torch.bfloat16)
     backends = [load(model, engine="openvino"), load(model)]
