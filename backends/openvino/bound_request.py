@@ -13,8 +13,8 @@ from draftwood.base.machine_faults import machine_fault
 FIXED_BYTES = 256 * 2**20
 """Bytes of weights that forms of fixed sizes may hold together, however little memory is free."""
 
-SHARE = 8
-"""One form may have this part of the memory that is free: an eighth."""
+SHARE = 4
+"""One form may have this part of the memory that is free: a quarter."""
 
 OFTEN = 20
 """Runs before a form of fixed sizes is thought of: a growing text may leave the sizes of its buffers soon."""

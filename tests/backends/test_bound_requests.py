@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("openvino", reason="the extra `openvino` brings it")
 
 from draftwood import LevelPlan, load
+from draftwood.backends.loading.openvino_loading import CHUNK
 from draftwood.backends.openvino import bound_request
 from draftwood.backends.openvino.bound_request import BoundRequest
 from tests.backends.attention_models import tiny, words
@@ -80,9 +81,10 @@ def test_levels_of_fixed_sizes_are_those_of_any_size(fixed: list[bool]) -> None:
 
 def test_prompts_of_other_lengths_follow_one_that_was_read_often(fixed: list[bool]) -> None:
     """A long prompt is read in pieces, of which the later ones have a text before them."""
-    model = tiny(max_position_embeddings=512)
+    model = tiny(max_position_embeddings=2 * CHUNK)
     engine, plain = load(model, engine="openvino"), load(model)
-    for length in (290, 290, 290, 290, 290, 290, 20, 300, 530 - 256, 290):
+    long = CHUNK + 34
+    for length in (long, long, long, long, long, long, 20, long + 10, CHUNK + 18, long):
         found = []
         for backend in (engine, plain):
             found.append(backend.first_logits([torch.tensor(words(length))]))
@@ -102,7 +104,7 @@ def test_where_there_is_no_room_the_form_for_any_size_goes_on(
     assert fixed == [False]
 
 
-def test_a_form_is_made_where_an_eighth_of_the_free_memory_holds_it(
+def test_a_form_is_made_where_a_quarter_of_the_free_memory_holds_it(
     fixed: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bound_request, "FIXED_BYTES", 0)
@@ -110,7 +112,7 @@ def test_a_form_is_made_where_an_eighth_of_the_free_memory_holds_it(
     engine.prefill([torch.tensor(words(9))])
     passes(engine, 1)
     held = engine._runner._converted.compiled._held
-    for free in (8 * held - 1, 8 * held):
+    for free in (4 * held - 1, 4 * held):
         monkeypatch.setattr(bound_request, "free_memory", lambda free=free: free)
         passes(engine, 4)
         engine._runner._requests.clear()
