@@ -27,7 +27,7 @@ from draftwood.backends.structure.forward import (
 )
 from draftwood.backends.structure.length_settings import SMALL
 from draftwood.backends.weights.quantized import rounds_activations
-from draftwood.base.errors import UnsupportedModel
+from draftwood.base.errors import UnsupportedModel, sentence
 from draftwood.base.machine_faults import machine_fault
 from draftwood.protocols import StateBackend
 
@@ -107,8 +107,7 @@ def disagreement(backend: StateBackend, model: Any, *, longest: int = LENGTHS[1]
     except Exception as error:  # whatever a model raises here, it cannot be served this way
         if machine_fault(error) is not None:
             raise
-        message = str(error).splitlines()[0] if str(error) else "no message"
-        return RaisedReason(f"{type(error).__name__}: {message}")
+        return RaisedReason(sentence(error))
     # Scans in single precision hide what rounding between layers does, as it is the same in both passes.
     dtype = arithmetic(model)
     least = max(1e-4, (16 if recurrent_layers(model.config) else 4) * torch.finfo(dtype).eps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import threading
 from collections.abc import Iterable
 from typing import TypeVar
@@ -46,9 +47,17 @@ class OutOfMemory(DraftwoodError, RuntimeError):
     """The device ran out of memory during a pass."""
 
 
+_PLACE = re.compile(r"(?:Caught exception: )?Exception from \S+:\d+:\s*")
+
+
 def sentence(error: BaseException) -> str:
-    """Returns the text of `error` for a person: its own sentence, or its class and first line."""
-    said = (str(error).strip() or "no message").splitlines()[0]
+    """Returns the text of `error` for a person: its own sentence, or its class and first line.
+
+    Lines that only name a place in the sources of OpenVINO are left out; its reason follows them.
+    """
+    said = next(
+        (line for line in str(error).strip().splitlines() if not _PLACE.fullmatch(line)), "no message"
+    )
     return said if isinstance(error, DraftwoodError) else f"{type(error).__name__}: {said}"
 
 
