@@ -38,7 +38,7 @@ SHAPES = 64
 """Requests that are kept."""
 
 TOO_LARGE = 4
-"""Times as much memory as a prompt needs that is not kept for it."""
+"""Memory of an earlier prompt is used for one that needs at least this part of it: a quarter."""
 
 
 def nodes_of(nodes: int) -> int:
@@ -234,7 +234,7 @@ class Request:
 
 
 def _room(size: int, dtype: torch.dtype, former: Tensor | None) -> Tensor:
-    """Returns memory for so many numbers: a `former` piece, if it is large enough and not far too large.
+    """Memory for so many numbers: a `former` piece, if it is large enough and not far too large.
 
     The system clears new memory, which for a long prompt takes a twentieth of the pass.
     """
