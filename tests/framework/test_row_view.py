@@ -7,7 +7,6 @@ from typing import Any
 
 import attrs
 import pytest
-import torch
 
 from draftwood import (
     BatchPolicy,
@@ -26,7 +25,6 @@ from draftwood import (
     measure_costs,
 )
 from draftwood.decoding import loop, measured_costs, session
-from draftwood.decoding.experts_touched import experts_touched
 from draftwood.drafters import ModelDrafter
 from draftwood.policies import Chain, DynamicDepth, Mixture, ThroughputDySpec
 from draftwood.protocols import policy_states
@@ -178,34 +176,6 @@ def test_times_of_a_mixture_of_experts_grow_with_the_experts_that_are_touched() 
     dense = PassTable([(1, 64, 0, 8.0), (3, 64, 0, 10.0)], [(1, 2.0), (32, 8.0), (512, 8.0)])
     assert dense(2, rows=64) == pytest.approx(9.0)
     assert PassCosts.of_file(attrs.asdict(PassCosts(known))) == PassCosts(known)
-
-
-def test_experts_are_counted_by_the_router_or_expected() -> None:
-    import transformers
-
-    config = transformers.MixtralConfig(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        num_local_experts=8,
-        num_experts_per_tok=2,
-    )
-    torch.manual_seed(0)
-    model = transformers.MixtralForCausalLM(config).eval()
-    expected = dict(experts_touched(model, [1, 2, 8]))
-    assert expected == pytest.approx({1: 2, 2: 3.5, 8: 8 * (1 - 0.75**8)})
-    # A text of one token routes all of it alike, and only a count knows.
-    assert dict(experts_touched(model, [1, 2, 8], tokens=[3] * 8))[1] == 2
-    counted = dict(experts_touched(model, [1, 2, 8], tokens=list(range(8))))
-    assert counted[1] == 2
-    assert 2 <= counted[2] <= 4
-    assert counted[2] <= counted[8] <= 8
-    assert counted != pytest.approx(expected)
-    costs = measure_costs(model, nodes=(1, 2), rows=(1, 3), contexts=(4,), repetitions=1)
-    assert [tokens for tokens, _ in costs.target.experts] == [1, 2, 3, 4, 6]
 
 
 @pytest.mark.parametrize(
