@@ -7,6 +7,7 @@ from draftwood.strategies.drafters.eagle3 import Eagle3
 from draftwood.strategies.drafters.hydra import Hydra
 from draftwood.strategies.drafters.layer_skip import LayerSkip
 from draftwood.strategies.drafters.lookahead import Lookahead
+from draftwood.strategies.drafters.lookup_first import LookupFirst
 from draftwood.strategies.drafters.medusa import MedusaHeads
 from draftwood.strategies.drafters.model import ModelDrafter
 from draftwood.strategies.drafters.mtp import Mtp
@@ -30,6 +31,7 @@ __all__ = [
     "Hydra",
     "LayerSkip",
     "Lookahead",
+    "LookupFirst",
     "MedusaHeads",
     "ModelDrafter",
     "Mtp",

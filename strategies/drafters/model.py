@@ -53,6 +53,7 @@ class ModelDrafter(Drafter):
 
     backend: StateBackend = attrs.field(converter=_as_backend)
     _round: RequestedNodes = attrs.field(factory=RequestedNodes, init=False)
+    _grows: bool = attrs.field(default=False, init=False)  # whether the backend has grown all levels at once
     source = "Leviathan et al. 2023"
 
     @property
@@ -134,13 +135,29 @@ class ModelDrafter(Drafter):
         if type(self).distributions is not ModelDrafter.distributions:
             return None
         backend = self.backend
+        if self._grows and self._round.behind:
+            self._catch_up(plan.depth)
         first = self._round.root_pass(
             roots, depth=plan.depth, lengths=backend.lengths, room=backend.max_length
         )
         if first is None or (levels := backend.extend_levels(*first, plan, temperature=temperature)) is None:
             return None
+        self._grows = True
         self._round.grown(roots, *levels.nodes(root=first[0].shape[1] - 1))
         return levels
+
+    def _catch_up(self, depth: int) -> None:
+        """Read the tokens that were accepted and never asked about, as those that a text copies from itself.
+
+        One pass more lets all levels, `depth` of them, be grown in one.
+        """
+        tokens, parents, counts = self._round.lacking()
+        room, longest = self.backend.max_length, max(map(sum, zip(self.backend.lengths, counts, strict=True)))
+        if room is not None and longest + depth >= room:
+            return
+        self.backend.extend(tokens, parents, counts)
+        self.backend.commit([list(range(count)) for count in counts])
+        self._round.caught_up()
 
     def commit(self, outcomes: Sequence[Outcome]) -> None:
         self.backend.commit(self._round.commit([outcome.tokens for outcome in outcomes]))

@@ -154,6 +154,24 @@ class RequestedNodes:
         tokens[place], chain[place] = asked, parents
         return Fed(torch.from_numpy(tokens), torch.from_numpy(chain), counts + ahead, ahead, width, lead)
 
+    @property
+    def behind(self) -> bool:
+        """Whether a row lacks more tokens than `root_pass` feeds, and nothing was asked for yet."""
+        return self._longest >= PLANNED and not any(self._requested.tolist())
+
+    def lacking(self) -> tuple[Tensor, Tensor, list[int]]:
+        """Tokens and parents `[rows, nodes]`, and their counts, of a pass over all pending tokens."""
+        tokens = np.zeros((len(self._pending), self._longest), dtype=np.int64)
+        for row, lacking in enumerate(self._pending):
+            tokens[row, : len(lacking)] = lacking
+        parents = np.arange(-1, self._longest - 1)[None].repeat(len(tokens), 0)
+        return torch.from_numpy(tokens), torch.from_numpy(parents), self._leads.tolist()
+
+    def caught_up(self) -> None:
+        """The tokens of `lacking` have joined the text in the model."""
+        self._pending = [[] for _ in self._pending]
+        self._begin()
+
     def root_pass(
         self, roots: Sequence[int], *, depth: int, lengths: Sequence[int], room: int | None
     ) -> tuple[Tensor, Tensor] | None:
