@@ -60,6 +60,7 @@ def test_engines_are_compared_by_the_texts_that_they_write() -> None:
     assert "The engine 'tvm' is not here; name some of eager, inductor" in " ".join(refused.output.split())
     for options, said in (
         (["--budgets", "4,8x"], "budgets has '8x'"),
+        (["--budgets", "4+0x2"], "budgets has '4+0x2'"),
         (["--chains", "4,-1"], "chains has '-1'"),
         (["--calibration"], "without --data"),
     ):

@@ -81,10 +81,13 @@ def test_genai_reads_every_prompt_anew(monkeypatch: pytest.MonkeyPatch, tmp_path
         dtype="float32",
         threads=1,
         chains=[4, 12],
+        lookups=[5],
     )
-    assert [one.name.partition(", ")[2] for one in found] == ["plain", "its draft of 4", "its draft of 12"]
-    assert [options.get("draft_model") for options in made] == [None, "draft"]
-    assert [options["scheduler_config"].enable_prefix_caching for options in made] == [False, False]
+    ways = ["plain", "its draft of 4", "its draft of 12", "its look-up of 5"]
+    assert [one.name.partition(", ")[2] for one in found] == ways
+    assert [options.get("draft_model") for options in made] == [None, "draft", None]
+    assert [options.get("prompt_lookup") for options in made] == [None, None, True]
+    assert [options["scheduler_config"].enable_prefix_caching for options in made] == [False] * 3
 
 
 @pytest.mark.parametrize(("chain", "passes"), [(0, 8), (4, 3)])
@@ -161,15 +164,16 @@ def test_engines_are_asked_for_the_weights_and_arithmetic_that_they_know(
         bits=["as they are", "int8"],
         trees=[],
         chains=[6],
+        lookups=[5],
     )
     assert [(make, arguments[1:]) for make, arguments in found] == [
         (transformers_ways, ()),
-        (genai_ways, ("as they are", "bfloat16", [6])),
+        (genai_ways, ("as they are", "bfloat16", ([6], [5]))),
         (llama_ways, ("as they are",)),
         (draft_trees, ("eager", "as they are", [])),
         (draft_trees, ("openvino", "as they are", [])),
-        (genai_ways, ("int8", "bfloat16", [6])),
-        (genai_ways, ("int8", "float32", [6])),
+        (genai_ways, ("int8", "bfloat16", ([6], [5]))),
+        (genai_ways, ("int8", "float32", ([6], [5]))),
         (draft_trees, ("openvino", "int8", [])),
     ]
 

@@ -49,7 +49,8 @@ def engines(
     budgets: Annotated[
         str,
         typer.Option(
-            help="Nodes of the trees, excluding the root; 15x10: of 10 levels; 0: one token per pass."
+            help="Nodes of the trees, excluding the root; 15x10: of 10 levels; 0: one token per pass; "
+            "15x10+6: copied from the text itself where its last 6 tokens stood there before."
         ),
     ] = "0,4,8,15",
     depth: Annotated[int, typer.Option(help="Levels of the trees, where budgets say none.", min=1)] = 6,
@@ -57,6 +58,7 @@ def engines(
         float | None, typer.Option(help="Of the draft, by which trees are shaped; default: the recipe's.")
     ] = None,
     chains: Annotated[str, typer.Option(help="Tokens that GenAI's draft proposes per pass.")] = "4,6,12",
+    lookups: Annotated[str, typer.Option(help="Tokens that GenAI's look-up in the text proposes.")] = "",
     tokens: Annotated[int, typer.Option(help="Tokens written after every prompt.", min=2)] = 64,
     prompts: Annotated[int, typer.Option(help="Prompts per domain.", min=1)] = 4,
     repetitions: Annotated[int, typer.Option(help="Of all.", min=1)] = 3,
@@ -110,7 +112,8 @@ def engines(
         engines=chosen,
         bits=[AS_THEY_ARE, *(bits for bits in weights.split(",") if bits)],
         trees=trees,
-        chains=[_chain(words) for words in chains.split(",")],
+        chains=_numbers("chains", chains),
+        lookups=_numbers("lookups", lookups),
     )
     with ExitStack() as until:
         contenders = in_processes(list(compared), threads=threads, until=until)
@@ -123,12 +126,18 @@ def engines(
 
 def _trees(words: str, recipe: str, depth: int, draft_temperature: float | None) -> Trees:
     """The trees of one budget, such as 15 or 15x10."""
-    if not (sizes := re.fullmatch(r"(\d+)(?:x(\d+))?", words)):
-        raise InvalidInput(f"budgets has {words!r}; give nodes, or nodes x levels, such as 8,15x10.")
-    return Trees(recipe, int(sizes[1]), int(sizes[2] or depth), draft_temperature)
+    if not (sizes := re.fullmatch(r"(\d+)(?:x(\d+))?(?:\+(\d+))?", words)):
+        raise InvalidInput(
+            f"budgets has {words!r}; give nodes, nodes x levels, or these + tokens of a look-up, such as "
+            "8,15x10,15x10+6."
+        )
+    nodes, levels, lookup = (int(size or 0) for size in sizes.groups())
+    return Trees(recipe, nodes, levels or depth, lookup, draft_temperature)
 
 
-def _chain(words: str) -> int:
-    if not words.isdecimal():
-        raise InvalidInput(f"chains has {words!r}; give whole numbers with commas, such as 4,12.")
-    return int(words)
+def _numbers(option: str, words: str) -> list[int]:
+    """The whole numbers above 0 of an option, with commas between them; none of nothing."""
+    parts = words.split(",") if words else []
+    if wrong := [part for part in parts if not part.isdecimal() or not int(part)]:
+        raise InvalidInput(f"{option} has {wrong[0]!r}; give whole numbers with commas, such as 4,12.")
+    return [int(part) for part in parts]

@@ -81,12 +81,14 @@ class Trees:
         recipe: how they are grown.
         budget: nodes of a tree; 0: one token per target pass.
         depth: levels of a tree.
+        lookup: tokens that must match for the text to be copied in place of a draft; 0: it never is.
         draft_temperature: at which the draft's distributions are taken; None: as the recipe has it.
     """
 
     recipe: str
     budget: int
     depth: int
+    lookup: int = 0
     draft_temperature: float | None = None
 
     @property
@@ -94,7 +96,8 @@ class Trees:
         """Their sizes in words."""
         if not self.budget:
             return "one token per pass"
-        return f"{self.budget} nodes of {self.depth} level{'' if self.depth == 1 else 's'}"
+        copies = f", look-up of {self.lookup}" if self.lookup else ""
+        return f"{self.budget} nodes of {self.depth} level{'' if self.depth == 1 else 's'}{copies}"
 
 
 def by_trees(target: StateBackend, draft: StateBackend, trees: Trees, *, engine_only: bool = False) -> Writer:
@@ -109,6 +112,8 @@ def by_trees(target: StateBackend, draft: StateBackend, trees: Trees, *, engine_
             recipe = attrs.evolve(recipe, draft_temperature=trees.draft_temperature)
         policy, draft_sampling = recipe.policy, recipe.draft_sampling(greedy)
         drafter = create("drafters", "model", {"backend": draft})
+        if trees.lookup:
+            drafter = create("drafters", "lookup-first", {"drafter": drafter, "least": trees.lookup})
     else:
         policy = create("policies", "ordinary")
         drafter = create("drafters", "prompt-lookup", {"vocab_size": target.vocab_size})

@@ -27,8 +27,9 @@ def contenders(
     dtype: str,
     threads: int,
     chains: Sequence[int],
+    lookups: Sequence[int],
 ) -> list[Contender]:
-    """Plain decoding, and chains of a draft.
+    """Plain decoding, chains of a draft, and what its look-up finds in the text.
 
     Args:
         target: the exported folder.
@@ -38,6 +39,7 @@ def contenders(
         dtype: of the arithmetic, "float32" or "bfloat16".
         threads: of the engine.
         chains: tokens that its draft proposes per target pass, a contender each.
+        lookups: tokens that its look-up proposes, likewise.
     """
     import openvino_genai as genai
 
@@ -52,6 +54,11 @@ def contenders(
     )
     ways = {f"{label}, plain": by_pipeline(plain)}
     ways |= {f"{label}, its draft of {chain}": by_pipeline(chained, chain=chain) for chain in chains}
+    if lookups:
+        copying = genai.LLMPipeline(
+            str(target), "CPU", prompt_lookup=True, scheduler_config=_reading_anew(), **options
+        )
+        ways |= {f"{label}, its look-up of {count}": by_pipeline(copying, lookup=count) for count in lookups}
     texts = "the model" if weights == AS_THEY_ARE else label
     return [Contender(name, write, weights=weights, texts=texts) for name, write in ways.items()]
 
@@ -70,8 +77,12 @@ def _reading_anew() -> Any:
     return settings
 
 
-def by_pipeline(pipeline: Any, *, chain: int = 0) -> Writer:
-    """A pipeline of GenAI, whose draft proposes chains of `chain` tokens; 0: it has no draft."""
+NGRAM = 3
+"""Tokens that its look-up compares at most; GenAI's examples and tests have it so."""
+
+
+def by_pipeline(pipeline: Any, *, chain: int = 0, lookup: int = 0) -> Writer:
+    """A pipeline of GenAI, whose draft or look-up proposes so many tokens; 0: it has none."""
     import numpy as np
     import openvino
     import openvino_genai as genai
@@ -79,8 +90,10 @@ def by_pipeline(pipeline: Any, *, chain: int = 0) -> Writer:
     def write(prompt: list[int], count: int) -> Written:
         settings = genai.GenerationConfig()
         settings.max_new_tokens, settings.do_sample, settings.ignore_eos = count, False, True
-        if chain:
-            settings.num_assistant_tokens = chain
+        if chain or lookup:
+            settings.num_assistant_tokens = chain or lookup
+        if lookup:
+            settings.max_ngram_size = NGRAM
         ids = openvino.Tensor(np.array([prompt], np.int64))
         mask = openvino.Tensor(np.ones((1, len(prompt)), np.int64))
         out = pipeline.generate(genai.TokenizedInputs(ids, mask), settings)

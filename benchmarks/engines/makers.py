@@ -27,6 +27,9 @@ ENGINES: tuple[Engine, ...] = ("eager", "inductor", "openvino", "gguf")
 GGUF = {AS_THEY_ARE: {"float32": "F32", "bfloat16": "BF16"}, "int8": "Q8_0", "int4": "Q4_0"}
 """llama.cpp's format of the weights."""
 
+Proposed = tuple[Sequence[int], Sequence[int]]
+"""Tokens that GenAI's draft proposes, and those that its look-up does, a contender each."""
+
 
 @attrs.frozen
 class Models:
@@ -90,27 +93,28 @@ def makers(
     bits: Sequence[str],
     trees: Sequence[Trees],
     chains: Sequence[int],
+    lookups: Sequence[int] = (),
 ) -> Iterator[tuple[Maker, tuple[Any, ...]]]:
     """The functions that make the contenders, with their arguments; says what is left out."""
     if "transformers" in others:
         yield transformers_ways, (models,)
     for weights in bits:
         if models.folders is not None:
-            yield from _engines_of_others(models, others, weights, chains)
+            yield from _engines_of_others(models, others, weights, (chains, lookups))
         for engine in engines:
             if weights == AS_THEY_ARE or engine in ("openvino", "gguf"):
                 yield draft_trees, (models, engine, weights, trees)
 
 
 def _engines_of_others(
-    models: Models, asked: Sequence[str], weights: str, chains: Sequence[int]
+    models: Models, asked: Sequence[str], weights: str, proposed: Proposed
 ) -> Iterator[tuple[Maker, tuple[Any, ...]]]:
     if "genai" in asked:
         exported = models.exported(weights)
         if genai.is_installed() and exported.is_dir():
             kinds = {models.dtype} if weights == AS_THEY_ARE else {models.dtype, "float32"}
             for dtype in sorted(kinds):
-                yield genai_ways, (models, weights, dtype, chains)
+                yield genai_ways, (models, weights, dtype, proposed)
         else:
             typer.echo(f"OpenVINO GenAI is left out: the package or {exported} is missing.", err=True)
     if "llama.cpp" in asked:
@@ -130,7 +134,7 @@ def transformers_ways(models: Models) -> list[Contender]:
     ]
 
 
-def genai_ways(models: Models, weights: str, dtype: str, chains: Sequence[int]) -> list[Contender]:
+def genai_ways(models: Models, weights: str, dtype: str, proposed: Proposed) -> list[Contender]:
     """OpenVINO GenAI; with rounded weights it is asked in float32 too, where it is often faster."""
     label = "OpenVINO GenAI" if weights == AS_THEY_ARE else f"OpenVINO GenAI, {weights}"
     if dtype != models.dtype:
@@ -143,7 +147,8 @@ def genai_ways(models: Models, weights: str, dtype: str, chains: Sequence[int]) 
         weights=weights,
         dtype=dtype,
         threads=models.threads,
-        chains=chains,
+        chains=proposed[0],
+        lookups=proposed[1],
     )
 
 

@@ -81,8 +81,8 @@ class LookupFirst(Drafter):
     """Copies what followed earlier in the row's text, where `least` tokens match; else asks `drafter`.
 
     The last place that matches counts, and what it says is certain: trees by value become chains as deep as
-    they may be. No pass is spent on them. Which of both drafts is settled by the text up to the root, before a
-    token of the round is drawn, so no law is broken.
+    they may be. No draft pass is spent on them. The text up to the root settles which of both drafts, before
+    a token of the round is drawn, so no law is broken.
 
     Attributes:
         drafter: asked where nothing matches.
@@ -179,7 +179,8 @@ class LookupFirst(Drafter):
         copies = [row.matches(root) for row, root in zip(self._rows, roots, strict=True)]
         depth = min(plan.depth, plan.budget)
         if all(copies):
-            shape, widths = (len(roots), depth, 1), ()
+            shape = len(roots), depth, 1
+            widths: tuple[int, ...] = ()
             tokens, parents, values = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape)
         else:
             levels = self.drafter.planned_levels(roots, plan, temperature=temperature)
@@ -187,10 +188,11 @@ class LookupFirst(Drafter):
                 return levels
             tokens, parents, values = levels.tokens.copy(), levels.parents.copy(), levels.values.copy()
             depth, widths = tokens.shape[1], levels.widths
-        for number in np.flatnonzero(copies):
-            tokens[number] = parents[number] = values[number] = 0
-            tokens[number, :, 0] = self._rows[number].first(roots[number], depth)
-            values[number, :, 0] = 1.0
+        for number, (row, root) in enumerate(zip(self._rows, roots, strict=True)):
+            if copies[number]:
+                tokens[number] = parents[number] = values[number] = 0
+                tokens[number, :, 0] = row.first(root, depth)
+                values[number, :, 0] = 1.0
         return Levels(tokens, parents, values, widths, self.vocab_size)
 
     def commit(self, outcomes: Sequence[Outcome]) -> None:
