@@ -62,17 +62,15 @@ def create_drafter(name: str, options: dict[str, Any], loaded: Loaded) -> Drafte
 
     The members of `several` are names with commas between them: `llama-draft,prompt-lookup`. Options of
     a member follow it, each after a colon: `llama-draft,retrieval:index=FOLDER:longest=8`. The `drafter` of
-    `lookup-first` is such a name; default: the pair's draft.
+    `lookup-first` is such a name.
 
     Raises:
         IncompatibleModels: it was made for another tokenizer than the target's.
     """
     if name == "several" and "members" in options:
         options = {"members": [_member(word, loaded) for word in options["members"].split(",")]}
-    if name == "lookup-first":
-        inner = options.get("drafter")
-        found = model_drafter(loaded) if inner is None else _member(inner, loaded)
-        options = options | {"drafter": found}
+    if name == "lookup-first" and "drafter" in options:
+        options = options | {"drafter": _member(options["drafter"], loaded)}
     if isinstance(options.get("head"), str):
         options = options | {"head": locate(options["head"])}
     known = {"vocab_size": loaded.target.vocab_size, "target": loaded.target}

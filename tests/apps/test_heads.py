@@ -127,7 +127,8 @@ def test_a_head_is_trained_reported_used_and_checked(draftwood, monkeypatch, tar
     prompt = ("--prompt", "The King said", "--max-new-tokens", 6, "--target", target)
     plain = draftwood("generate", *prompt)
     assert plain.exit_code == 0, plain.output
-    for drafter in ((head,), ("eagle3", "-o", f"head={head}"), (head, "-o", "taps=0,1,1")):
+    copying = "lookup-first", "-o", f"drafter={head}", "-o", "least=2"
+    for drafter in ((head,), ("eagle3", "-o", f"head={head}"), (head, "-o", "taps=0,1,1"), copying):
         drafted = draftwood("generate", *prompt, "--drafter", *drafter)
         assert drafted.stdout == plain.stdout, drafted.output
     several = draftwood(

@@ -89,6 +89,10 @@ def test_a_hub_name_is_known_by_the_commit_that_is_loaded(tmp_path, monkeypatch)
             {"drafter": "several", "option": ("members=llama-draft,prompt-lookup:longest=3",)},
             {"target_files", "drafter_members_files"},
         ),
+        (
+            {"drafter": "lookup-first", "option": ("drafter=llama-draft",)},
+            {"target_files", "drafter_drafter_files"},
+        ),
         ({"drafter": "mine:Words", "policy": "mine:Line"}, {"target_files", "code"}),
     ],
 )
