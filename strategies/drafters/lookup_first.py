@@ -1,4 +1,4 @@
-"""What followed in the row's own text, where enough of its last tokens stood there before; else a drafter."""
+"""Copies what a text repeats, and asks a drafter elsewhere."""
 
 from __future__ import annotations
 
