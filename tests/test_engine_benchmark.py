@@ -90,9 +90,9 @@ def test_genai_reads_every_prompt_anew(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert [options["scheduler_config"].enable_prefix_caching for options in made] == [False] * 3
 
 
-@pytest.mark.parametrize(("chain", "passes"), [(0, 8), (4, 3)])
+@pytest.mark.parametrize(("drafts", "passes"), [({}, 8), ({"chain": 4}, 3), ({"lookup": 5}, 4)])
 def test_passes_of_genai_are_those_that_it_timed(
-    chain: int, passes: int, monkeypatch: pytest.MonkeyPatch
+    drafts: dict[str, int], passes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It counts 4 accepted tokens where 8 were written by a prompt and two passes more."""
     genai_module: Any = ModuleType("openvino_genai")
@@ -103,9 +103,10 @@ def test_passes_of_genai_are_those_that_it_timed(
     monkeypatch.setitem(sys.modules, "openvino", openvino_module)
     timed = SimpleNamespace(raw_metrics=SimpleNamespace(m_durations=[1.0] * 3))
     metrics = SimpleNamespace(main_model_metrics=timed, get_num_accepted_tokens=lambda: 4)
-    answer = SimpleNamespace(tokens=[list(range(8))], extended_perf_metrics=metrics)
+    copied = SimpleNamespace(raw_metrics=SimpleNamespace(m_batch_sizes=[1, 3, 2, 2]))
+    answer = SimpleNamespace(tokens=[list(range(8))], extended_perf_metrics=metrics, perf_metrics=copied)
     pipeline = SimpleNamespace(generate=lambda *_: answer)
-    assert genai.by_pipeline(pipeline, chain=chain)([1, 2], 8) == Written(list(range(8)), passes)
+    assert genai.by_pipeline(pipeline, **drafts)([1, 2], 8) == Written(list(range(8)), passes)
 
 
 def process_writers(first: str, second: str) -> list[Contender]:

@@ -98,8 +98,12 @@ def by_pipeline(pipeline: Any, *, chain: int = 0, lookup: int = 0) -> Writer:
         mask = openvino.Tensor(np.ones((1, len(prompt)), np.int64))
         out = pipeline.generate(genai.TokenizedInputs(ids, mask), settings)
         tokens = list(out.tokens[0])
-        # Its number of accepted tokens leaves out some of those that it writes.
-        passes = out.extended_perf_metrics.main_model_metrics.raw_metrics.m_durations if chain else tokens
+        passes = tokens
+        if chain:
+            # Its number of accepted tokens leaves out some of those that it writes.
+            passes = out.extended_perf_metrics.main_model_metrics.raw_metrics.m_durations
+        elif lookup:
+            passes = out.perf_metrics.raw_metrics.m_batch_sizes  # tokens of every pass
         return Written(tokens, len(passes))
 
     return write
