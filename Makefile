@@ -81,7 +81,7 @@ prove: .venv/.ready-test
 	@.venv/bin/python -m tests.mutations
 
 thorough: .venv/.ready-test
-	@echo "Proving on 100 toy models and searching the laws thoroughly. This takes more than an hour on two cores."
+	@echo "Proving on 100 toy models and searching the laws thoroughly. This takes some two and a half hours on two cores."
 	@.venv/bin/draftwood prove --models 100 --processes $(WORKERS)
 	@.venv/bin/python -m tests.mutations
 	@.venv/bin/python -m tests.generate_fuzz --calls 5000 --processes $(WORKERS)

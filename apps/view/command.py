@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -43,6 +44,8 @@ def view(
     if to is None and where.exists() and not page.is_ours(where):
         raise InvalidInput(f"{str(where)!r} is not a page that draftwood made; name a file with --to.")
     shown = read(trace_file)
-    write_text(where, page.html(shown, trace_file.name))
+    # The page is UTF-8, also where the locale is not.
+    name = os.fsencode(trace_file.name).decode("utf-8", errors="replace")
+    write_text(where, page.html(shown, name))
     rounds = sum(len(row["rounds"]) for row in shown["rows"])
     say(f"{where}: {rounds} {'round' if rounds == 1 else 'rounds'}; open it in a browser.")

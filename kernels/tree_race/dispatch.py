@@ -64,6 +64,7 @@ CONFIGURATIONS = (
         "allow",
         "plan inner laws numbers counts rests tokens columns orders again scratch flows places sums set_sums "
         "norms first lines size programs light_programs height",
+        block=512,  # of 1024 some registers spill
     ),
     _configuration("spare", "plan inner numbers spares lines vocab span"),
     _configuration("walk", "plan numbers spares out lines programs", warps=1, block=None),

@@ -136,7 +136,7 @@ class DeviceTrees:
     @property
     def size(self) -> int:
         """Tokens that are offered at a node, with what fills them up."""
-        return columns_for(self.trees.vocab, self.kernels["allow"].constants["BLOCK"])
+        return columns_for(self.trees.vocab, self.kernels["weigh"].constants["BLOCK"])
 
     def _allocate(self, most: int, programs: int) -> None:
         rows, lines, inner = len(self.trees.counts), self.trees.lines, max(len(self.nodes.table), 1)

@@ -199,6 +199,9 @@ RECURRENT = PURES | HYBRIDS
 KINDS = ("mamba2", "qwen3_next", "lfm2", "jamba", "recurrent_gemma", "kimi_linear")
 """A family of every kind of recurrent layer: Mamba-2, gated delta rule, convolution, Mamba-1, RG-LRU, KDA."""
 
+LEVEL_BY_LEVEL = ("kimi_linear", "bailing_hybrid")
+"""Families whose passes go from level to level of a tree, so that they are not captured."""
+
 MIXED = (*KINDS, "falcon_h1", "zamba2")
 """And of every way to go with attention: in turn, both in one layer, one attention for several layers."""
 

@@ -207,7 +207,7 @@ class UnaskedLeafLost(ModelDrafter):
 
     def commit(self, outcomes: Sequence[Outcome]) -> None:
         super().commit(outcomes)
-        self._round._pending = [[] for _ in outcomes]
+        self._round.caught_up()
 
 
 class OneTable(PromptLookup):
