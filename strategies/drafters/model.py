@@ -135,7 +135,7 @@ class ModelDrafter(Drafter):
         if type(self).distributions is not ModelDrafter.distributions:
             return None
         backend = self.backend
-        if self._grows and self._round.behind:
+        if self._grows and self._round.lacks_several:
             self._catch_up(plan.depth)
         first = self._round.root_pass(
             roots, depth=plan.depth, lengths=backend.lengths, room=backend.max_length

@@ -155,7 +155,7 @@ class RequestedNodes:
         return Fed(torch.from_numpy(tokens), torch.from_numpy(chain), counts + ahead, ahead, width, lead)
 
     @property
-    def behind(self) -> bool:
+    def lacks_several(self) -> bool:
         """Whether a row lacks more tokens than `root_pass` feeds, and nothing was asked for yet."""
         return self._longest >= PLANNED and not any(self._requested.tolist())
 

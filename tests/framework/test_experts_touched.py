@@ -1,4 +1,4 @@
-"""How many experts of a mixture a pass touches: counted where modules are told, else expected."""
+"""How many experts of a mixture a pass touches: counted over a text, or expected."""
 
 from __future__ import annotations
 
